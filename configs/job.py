@@ -1,0 +1,171 @@
+"""The job contract between server and pipelines: what goes in, what is told on the way, what comes out."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from configs.attention import AttentionBackend, AttentionConfig
+
+Stage = Literal["load", "text_encode", "denoise", "vae_decode", "encode_mp4", "store"]
+STAGES: tuple[Stage, ...] = ("load", "text_encode", "denoise", "vae_decode", "encode_mp4", "store")
+
+ErrorCode = Literal[
+    "invalid_input",
+    "out_of_memory",
+    "worker_lost",
+    "deadline_exceeded",
+    "bad_output",
+    "model_load_failed",
+    "shutdown",
+    "internal",
+]
+MAX_SEED = 2**32 - 1
+
+
+class JobParameters(BaseModel):
+    """One clip, fully resolved: nothing here is rounded or defaulted later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    prompt: str
+    negative_prompt: str
+    width: int
+    height: int
+    num_frames: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
+    attention: AttentionConfig
+
+
+class AttentionReport(BaseModel):
+    """What attention really ran in a job's self-attention layers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: AttentionBackend
+    implementation: str = Field(description="torch, triton, or diffusers' own for dense calls.")
+    block_size: int | None = None
+    anchor_stride: int | None = None
+    anchor_offset: int | None = None
+    tokens: int
+    density: float = Field(description="Allowed pairs / tokens squared of a sparse call; 1 when dense.")
+    sparse_calls: int
+    dense_calls: int
+    dense_reasons: dict[str, int] = Field(
+        default_factory=dict,
+        description="Why calls ran dense: backend, dense_steps, ...",
+    )
+
+
+class StepSeconds(BaseModel):
+    """Seconds of one denoise step, over a job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    median: float
+    p95: float
+    max: float
+
+
+class JobMetrics(BaseModel):
+    """Where a job's time and memory went. Memory: device bytes on a GPU, resident set size on a CPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    load_seconds: float = 0.0
+    text_encode_seconds: float = 0.0
+    step_seconds: StepSeconds | None = None
+    denoise_seconds: float = 0.0
+    vae_decode_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    total_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    peak_memory_by_stage: dict[Stage, int] = Field(default_factory=dict)
+
+
+class VideoFile(BaseModel):
+    """What probing the finished MP4 found."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: int
+    sha256: str
+    codec: str
+    pixel_format: str
+    width: int
+    height: int
+    frames: int
+    fps: float
+
+
+class JobResult(BaseModel):
+    """A finished job."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: VideoFile
+    metrics: JobMetrics
+    attention: AttentionReport
+    device: str
+    dtype: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    """A stage begins."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    """A stage ended; peak memory was reset at its start."""
+
+    stage: Stage
+    seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """Denoise step ``step`` (from 1) of ``total_steps`` ended; ``seconds`` is device time, synchronised."""
+
+    step: int
+    total_steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinished:
+    """The MP4 lies at its path, probed and fsynced. Always the last event."""
+
+    result: JobResult
+
+
+JobEvent = StageStarted | StageFinished | StepFinished | JobFinished
+
+
+class JobCancelledError(Exception):
+    """The cancel flag was seen; nothing of the job is left on the device."""
+
+
+class JobFailedError(Exception):
+    """A job ended without a clip. ``code`` is the public error code."""
+
+    def __init__(self, code: ErrorCode, message: str, *, retryable: bool = False) -> None:
+        super().__init__(code, message, retryable)
+        self.code: ErrorCode = code
+        self.message = message
+        self.retryable = retryable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_failure, (self.code, self.message, self.retryable))
+
+
+def _rebuild_failure(code: ErrorCode, message: str, retryable: bool) -> JobFailedError:
+    return JobFailedError(code, message, retryable=retryable)
