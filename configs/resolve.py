@@ -71,9 +71,7 @@ def resolve(
     return JobParameters(
         model=preset.name,
         prompt=request.prompt,
-        negative_prompt=defaults.negative_prompt
-        if request.negative_prompt is None
-        else request.negative_prompt,
+        negative_prompt=negative,
         width=width,
         height=height,
         num_frames=num_frames,
