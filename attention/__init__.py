@@ -1,0 +1,43 @@
+"""Sparse attention operators for video transformers, and the swap that puts them into a Diffusers model.
+
+Knows tensors and token layouts. Does not know files, jobs or HTTP. ``import attention`` costs no torch
+import: the names below are loaded on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attention.anchor_local.api import anchor_local_attention, anchor_local_ordered
+    from attention.layout import AnchorLocalLayout, anchor_local_layout
+    from attention.pattern import AnchorLocalPattern, density
+    from attention.swapping import SwapHandle, SwapReport, swap
+
+_HOME = {
+    "AnchorLocalLayout": "attention.layout",
+    "AnchorLocalPattern": "attention.pattern",
+    "SwapHandle": "attention.swapping",
+    "SwapReport": "attention.swapping",
+    "anchor_local_attention": "attention.anchor_local.api",
+    "anchor_local_layout": "attention.layout",
+    "anchor_local_ordered": "attention.anchor_local.api",
+    "density": "attention.pattern",
+    "swap": "attention.swapping",
+}
+__all__ = [
+    "AnchorLocalLayout",
+    "AnchorLocalPattern",
+    "SwapHandle",
+    "SwapReport",
+    "anchor_local_attention",
+    "anchor_local_layout",
+    "anchor_local_ordered",
+    "density",
+    "swap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,161 @@
+"""Contract, validation and choice of implementation for anchor_local."""
+
+import math
+import os
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attention.anchor_local.reference import anchor_local_reference
+from attention.anchor_local.torch_impl import anchor_local_torch
+from attention.layout import AnchorLocalLayout, anchor_local_layout
+from attention.pattern import AnchorLocalPattern
+
+Impl = Literal["auto", "reference", "torch", "triton"]
+MAX_HEAD_DIM = 256
+_TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def anchor_local_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_size: int,
+    anchor_stride: int,
+    anchor_offset: int = 0,
+    q_start: int = 0,
+    scale: float | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """Anchor+local attention in the caller's token order.
+
+    A query q and a key k attend iff ``q // block_size == k // block_size`` or
+    ``q % anchor_stride == anchor_offset`` or ``k % anchor_stride == anchor_offset``.
+
+    Args:
+        q: [batch, queries, heads, head_dim]; a chunk of queries whose first row is token ``q_start``.
+        k, v: [batch, tokens, kv_heads, head_dim]; query head h uses key head ``h // (heads // kv_heads)``.
+        block_size: tokens per local block.
+        anchor_stride: every anchor_stride-th token is an anchor.
+        anchor_offset: position of the first anchor, below anchor_stride.
+        scale: factor of the scores, positive; default ``head_dim ** -0.5``.
+        impl: ``auto`` takes Triton on a GPU and PyTorch elsewhere; a named one never falls back.
+
+    Returns:
+        [batch, queries, heads, head_dim], dtype of q.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or settings do not fit; the message says expected and got.
+    """
+    pattern = AnchorLocalPattern(block_size, anchor_stride, anchor_offset)
+    scale = _check(q, k, v, scale)
+    if not 0 <= q_start <= k.shape[1] - q.shape[1]:
+        raise ValueError(
+            f"q_start must lie in 0 .. tokens - queries = {k.shape[1] - q.shape[1]}, got {q_start}"
+        )
+    chosen = resolve_impl(impl, q)
+    if chosen == "reference":
+        return anchor_local_reference(q, k, v, pattern, q_start=q_start, scale=scale)
+    layout = anchor_local_layout(pattern, k.shape[1], q.device, q_start, q.shape[1])
+    ordered = _run(
+        chosen,
+        q.index_select(1, layout.query_order),
+        k.index_select(1, layout.key_order),
+        v.index_select(1, layout.key_order),
+        layout,
+        scale,
+    )
+    return ordered.index_select(1, layout.query_inverse)
+
+
+def anchor_local_ordered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: AnchorLocalLayout,
+    *,
+    scale: float | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """The same on tokens that already lie in the layout's order: nothing is moved.
+
+    Args:
+        q: [batch, queries, heads, head_dim] in ``layout.query_order``.
+        k, v: [batch, tokens, kv_heads, head_dim] in ``layout.key_order``.
+        layout: from ``anchor_local_layout``, for the same numbers of tokens and queries.
+        scale: factor of the scores, positive; default ``head_dim ** -0.5``.
+        impl: as for ``anchor_local_attention``, without ``reference``.
+
+    Returns:
+        [batch, queries, heads, head_dim] in ``layout.query_order``.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or settings do not fit; the message says expected and got.
+    """
+    scale = _check(q, k, v, scale)
+    if (q.shape[1], k.shape[1]) != (layout.queries, layout.tokens):
+        raise ValueError(
+            f"the layout is for {layout.queries} queries and {layout.tokens} tokens, "
+            f"got {q.shape[1]} and {k.shape[1]}"
+        )
+    return _run(resolve_impl(impl, q), q, k, v, layout, scale)
+
+
+def resolve_impl(impl: str, q: Tensor) -> Literal["reference", "torch", "triton"]:
+    """What will run for this tensor. Raises ValueError if the named implementation cannot."""
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    if impl == "auto":
+        return "triton" if q.is_cuda and q.dtype in _TRITON_DTYPES else "torch"
+    if impl == "triton":
+        if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                "impl='triton' needs CUDA tensors (or TRITON_INTERPRET=1 to interpret on the CPU)"
+            )
+        if q.dtype not in _TRITON_DTYPES:
+            raise ValueError(f"impl='triton' takes float32, bfloat16 or float16, got {q.dtype}")
+        return "triton"
+    return "reference" if impl == "reference" else "torch"
+
+
+def _run(chosen: str, q: Tensor, k: Tensor, v: Tensor, layout: AnchorLocalLayout, scale: float) -> Tensor:
+    if chosen == "reference":
+        raise ValueError("impl='reference' is defined on the caller's order: use anchor_local_attention")
+    if chosen == "torch":
+        return anchor_local_torch(q, k, v, layout, scale)
+    from attention.anchor_local.triton_impl import anchor_local_triton
+
+    return anchor_local_triton(q, k, v, layout, scale)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
+    """Validate the tensors and return the scale."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be [batch, tokens, heads, head_dim], got shape {tuple(x.shape)}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(
+                f"q, k and v must share dtype and device, got {q.dtype} on {q.device} "
+                f"and {name} {x.dtype} on {x.device}"
+            )
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"q, k and v must be floating point, got {q.dtype}")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must share batch and head_dim, got {tuple(q.shape)} and {tuple(k.shape)}")
+    if 0 in q.shape or 0 in k.shape:
+        raise ValueError(f"no dimension may be empty, got {tuple(q.shape)} and {tuple(k.shape)}")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"heads must be a multiple of kv_heads, got {q.shape[2]} and {k.shape[2]}")
+    if q.shape[1] > k.shape[1]:
+        raise ValueError(f"there are more queries than tokens: {q.shape[1]} and {k.shape[1]}")
+    if q.shape[3] > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {q.shape[3]}")
+    if scale is None:
+        return float(q.shape[3] ** -0.5)
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"scale must be positive and finite, got {scale}")
+    return scale
