@@ -1,0 +1,149 @@
+"""The compose files as Compose itself reads them: schema, includes, overrides and variables."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.settings import Settings, variable_name
+from tests.docker.dockerfile import REPOSITORY
+
+FIXED_IN_THE_IMAGE = {"REELWRIGHT_DATA_DIR", "REELWRIGHT_HOST", "REELWRIGHT_PORT"}
+CPU = ("compose.yaml", "docker/compose.cpu.yaml")
+PUBLIC = ("compose.yaml", "docker/compose.public.yaml")
+
+
+def _compose_command() -> list[str]:
+    spec = importlib.util.find_spec("compose")
+    if spec is not None and spec.origin is not None:
+        # The package's own command hides the exit status of the program that it wraps.
+        return [str(Path(spec.origin).with_name("docker-compose"))]
+    plugin = ["docker", "compose"]
+    if shutil.which("docker") and subprocess.run([*plugin, "version"], check=False).returncode == 0:
+        return plugin
+    pytest.skip("no Compose: the dev extra brings one on Linux x86-64, Docker elsewhere")
+
+
+def _compose(files: tuple[str, ...], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    chosen = [word for name in files for word in ("--file", name)]
+    return subprocess.run(
+        [*_compose_command(), *chosen, "config", "--format", "json"],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _server(*files: str, **variables: str) -> dict[str, Any]:
+    result = _compose(files, REPOSITORY, **variables)
+    assert result.returncode == 0, result.stderr
+    project = json.loads(result.stdout)
+    assert list(project["services"]) == ["server"]
+    server: dict[str, Any] = project["services"]["server"]
+    return server
+
+
+def _seconds(duration: str) -> int:
+    match = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration)
+    assert match is not None, duration
+    minutes, seconds = match.groups(default="0")
+    return 60 * int(minutes) + int(seconds)
+
+
+def _published(server: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(port["host_ip"], port["published"], port["target"]) for port in server["ports"]]
+
+
+def test_up_in_the_repository_root_reserves_one_gpu() -> None:
+    assert _server("compose.yaml")["deploy"]["resources"]["reservations"]["devices"] == [
+        {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    ]
+
+
+@pytest.mark.parametrize(("said", "count"), [("4", 4), ("all", -1)])
+def test_number_of_gpus_is_one_variable(said: str, count: int) -> None:
+    (device,) = _server("compose.yaml", GPU_COUNT=said)["deploy"]["resources"]["reservations"]["devices"]
+    assert device["count"] == count
+    assert "device_ids" not in device
+
+
+def test_cpu_override_takes_the_gpu_out_and_the_cpu_build_in() -> None:
+    server = _server(*CPU)
+    assert "deploy" not in server
+    assert server["build"]["args"] == {"TORCH_INDEX_URL": "https://download.pytorch.org/whl/cpu"}
+    assert {volume["target"] for volume in server["volumes"]} == {"/cache", "/data", "/models"}
+
+
+def test_build_points_at_the_dockerfile() -> None:
+    build = _server("compose.yaml")["build"]
+    assert Path(build["context"], build["dockerfile"]) == REPOSITORY / "docker/Dockerfile"
+    assert "args" not in build
+    assert (
+        _server("compose.yaml", TORCH_INDEX_URL="https://x")["build"]["args"]["TORCH_INDEX_URL"]
+        == "https://x"
+    )
+
+
+def test_stop_waits_longer_than_the_server_drains() -> None:
+    server = _server("compose.yaml")
+    assert server["init"] is True
+    assert _seconds(server["stop_grace_period"]) > Settings.model_fields["drain_seconds"].default
+    assert _seconds(_server("compose.yaml", STOP_GRACE_PERIOD="600s")["stop_grace_period"]) == 600
+
+
+def test_root_file_system_is_read_only_and_the_volumes_are_named() -> None:
+    server = _server("compose.yaml")
+    mounts = {volume["target"]: volume for volume in server["volumes"]}
+    assert server["read_only"] is True
+    assert server["tmpfs"] == ["/tmp:size=1g"]
+    assert (mounts["/cache"]["type"], mounts["/cache"]["source"]) == ("volume", "cache")
+    assert (mounts["/data"]["type"], mounts["/data"]["source"]) == ("volume", "data")
+    assert mounts["/models"]["read_only"] is True
+
+
+def test_model_is_one_variable() -> None:
+    assert _server("compose.yaml")["environment"]["REELWRIGHT_MODEL"] is None
+    server = _server("compose.yaml", REELWRIGHT_MODEL="/models/mine", MODELS_FOLDER="/srv/models")
+    assert server["environment"]["REELWRIGHT_MODEL"] == "/models/mine"
+    assert "/srv/models" in [volume["source"] for volume in server["volumes"]]
+
+
+def test_every_setting_can_be_given_and_no_other_is() -> None:
+    named = {name for name in _server("compose.yaml")["environment"] if name.startswith("REELWRIGHT_")}
+    assert named == {variable_name(field) for field in Settings.model_fields} - FIXED_IN_THE_IMAGE
+
+
+def test_published_on_loopback_only_unless_keys_are_asked_for() -> None:
+    server = _server("compose.yaml", REELWRIGHT_PORT="9000")
+    assert _published(server) == [("127.0.0.1", "9000", 8000)]
+    assert server["environment"]["REELWRIGHT_ALLOW_UNAUTHENTICATED"] == "true"
+
+    server = _server(*PUBLIC, REELWRIGHT_API_KEYS_SHA256="ab" * 32)
+    assert _published(server) == [("0.0.0.0", "8000", 8000)]
+    assert server["environment"]["REELWRIGHT_ALLOW_UNAUTHENTICATED"] == "false"
+    assert server["environment"]["REELWRIGHT_API_KEYS_SHA256"] == "ab" * 32
+
+
+@pytest.mark.parametrize("keys", [{}, {"REELWRIGHT_API_KEYS_SHA256": ""}])
+def test_publishing_without_keys_is_refused(keys: dict[str, str]) -> None:
+    result = _compose(PUBLIC, REPOSITORY, **keys)
+    assert result.returncode != 0
+    assert "REELWRIGHT_API_KEYS_SHA256" in result.stderr
+
+
+def test_a_misspelt_key_would_be_found(tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "compose.yaml", tmp_path)
+    (tmp_path / "docker").mkdir()
+    text = (REPOSITORY / "docker/compose.yaml").read_text(encoding="utf-8")
+    (tmp_path / "docker/compose.yaml").write_text(text.replace("shm_size:", "shm_sise:"), encoding="utf-8")
+    result = _compose(("compose.yaml",), tmp_path)
+    assert result.returncode != 0
+    assert "shm_sise" in result.stderr
