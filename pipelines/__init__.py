@@ -1,0 +1,27 @@
+"""Loading a Diffusers pipeline, running one job on it, writing and probing the MP4.
+
+Knows: one model and one job. Does not know: queues, clients, HTTP. Importing it does not import torch; that
+happens when a name is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipelines.loading import LoadedPipeline, load_pipeline
+    from pipelines.mp4 import probe_mp4
+    from pipelines.running import run_job
+
+_HOME = {
+    "LoadedPipeline": "pipelines.loading",
+    "load_pipeline": "pipelines.loading",
+    "probe_mp4": "pipelines.mp4",
+    "run_job": "pipelines.running",
+}
+__all__ = ["LoadedPipeline", "load_pipeline", "probe_mp4", "run_job"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

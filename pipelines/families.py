@@ -1,0 +1,84 @@
+"""The model families that can be served, one typed spec each.
+
+Knows: which Diffusers classes a family is made of and where its parts lie. Does not know: presets, jobs, or
+how anything is loaded. A new family is a new module like ``wan`` and an entry in ``FAMILIES``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from configs.geometry import VideoGeometry
+from pipelines import wan
+
+Library = Literal["diffusers", "transformers"]
+# A loaded Diffusers pipeline; Diffusers publishes no types.
+Pipeline = Any
+PromptEmbeddings = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A component with weights: its folder, and the class that its folder must be of."""
+
+    name: str
+    library: Library
+    class_name: str
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Family:
+    """What loading and running need to know about one kind of pipeline."""
+
+    name: str
+    pipeline_class: str
+    networks: tuple[Network, ...]
+    cancel_points: tuple[str, ...]
+    """Modules before whose every call a job may stop; ``*`` stands for all children."""
+    geometries: Callable[[Pipeline], dict[str, VideoGeometry]]
+    """What the loaded pipeline says of its compression and patches, by source; all must agree."""
+    mismatch: Callable[[Pipeline], str | None]
+    """Why the components do not fit each other, or None."""
+    clean_prompt: Callable[[str], str]
+    """The text that the tokenizer will see."""
+    encode_prompts: Callable[[Pipeline, str, str | None, int], PromptEmbeddings]
+    """(pipe, prompt, negative prompt or None, text tokens) -> two times [1, tokens, text_dim] or None."""
+    decode_latents: Callable[[Pipeline, torch.Tensor], torch.Tensor]
+    """Latents [1, C, T, h, w] -> pictures [F, 3, H, W] in 0 to 1, in the VAE's dtype."""
+    forget: Callable[[Pipeline], None]
+    """Drop what an interrupted job left inside the components."""
+
+    @property
+    def network_names(self) -> tuple[str, ...]:
+        """Folders that hold weights."""
+        return tuple(network.name for network in self.networks)
+
+
+WAN = Family(
+    name="wan",
+    pipeline_class="WanPipeline",
+    networks=(
+        Network("text_encoder", "transformers", "UMT5EncoderModel"),
+        Network("vae", "diffusers", "AutoencoderKLWan"),
+        Network("transformer", "diffusers", "WanTransformer3DModel"),
+        # Wan 2.2 A14B: a second transformer for the low-noise steps.
+        Network("transformer_2", "diffusers", "WanTransformer3DModel", required=False),
+    ),
+    cancel_points=(
+        "text_encoder.encoder.block.*",
+        "transformer.blocks.*",
+        "transformer_2.blocks.*",
+        "vae.decoder",
+    ),
+    geometries=wan.geometries,
+    mismatch=wan.mismatch,
+    clean_prompt=wan.clean_prompt,
+    encode_prompts=wan.encode_prompts,
+    decode_latents=wan.decode_latents,
+    forget=wan.forget,
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (WAN,)}

@@ -1,0 +1,184 @@
+"""Loads a Diffusers pipeline from a folder or the hub, checked part by part.
+
+Knows: presets, families, folders. Does not know: jobs. Whatever is wrong with a model becomes one
+JobFailedError("model_load_failed") that names the folder and the fault.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from configs.job import JobFailedError
+from configs.model_preset import ModelPreset
+from pipelines.families import FAMILIES, Family, Network, Pipeline
+from pipelines.folder import FolderError, check_folder
+from pipelines.precision import Precision, PrecisionError, choose_precision
+
+LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
+# Two from_pretrained calls at once leave half-initialised modules behind in both libraries.
+LOAD_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class LoadedPipeline:
+    """A pipeline ready for jobs, one at a time. ``pipe`` is the Diffusers object; only jobs may call it."""
+
+    pipe: Pipeline
+    family: Family
+    preset: ModelPreset
+    device: torch.device
+    dtype: torch.dtype
+    vae_dtype: torch.dtype
+    load_seconds: float
+    busy: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    """Held while a job runs: a pipeline keeps state, and two jobs at once would spoil both clips."""
+
+
+def load_pipeline(preset: ModelPreset, *, device: str = "auto", dtype: str = "auto") -> LoadedPipeline:
+    """Load the preset's model, move it to the device and check it.
+
+    ``device``: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:<index>``. ``dtype``: ``auto``
+    (bfloat16 on CUDA; on a CPU whatever a short measurement finds faster), ``float32`` or ``bfloat16``.
+
+    Raises:
+        JobFailedError: ``model_load_failed``, naming the folder and what is wrong with it.
+    """
+    family = FAMILIES[preset.family]
+    start = time.perf_counter()
+    with _as_load_failure(preset), LOAD_LOCK, _no_progress_bars():
+        precision = choose_precision(device, dtype)
+        folder = _folder(preset, family)
+        pipe = _load(folder, family, precision)
+        _check_fit(pipe, family, preset)
+        pipe.to(precision.device)
+    return LoadedPipeline(
+        pipe=pipe,
+        family=family,
+        preset=preset,
+        device=precision.device,
+        dtype=precision.network,
+        vae_dtype=precision.vae,
+        load_seconds=time.perf_counter() - start,
+    )
+
+
+@contextlib.contextmanager
+def _as_load_failure(preset: ModelPreset) -> Iterator[None]:
+    # The libraries below raise nearly anything for a broken folder, so this border takes every Exception.
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, FolderError | PrecisionError)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        where = preset.folder or preset.source
+        raise JobFailedError(
+            "model_load_failed", f"model {preset.name} ({where}) cannot be loaded: {reason}"
+        ) from error
+
+
+def _folder(preset: ModelPreset, family: Family) -> Path:
+    if preset.folder is not None:
+        return preset.folder
+    if Path(preset.source).expanduser().is_dir() or preset.source.count("/") != 1:
+        raise FolderError("there is no Diffusers folder (with a model_index.json)")
+    parts = ("tokenizer", "scheduler", *family.network_names)
+    try:
+        return Path(
+            snapshot_download(
+                preset.source,
+                revision=preset.revision,
+                allow_patterns=["model_index.json", *(f"{part}/*" for part in parts)],
+                ignore_patterns=["*.bin", "*.fp16.*", "*.bf16.*"],
+            )
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        revision = f" at revision {preset.revision}" if preset.revision else ""
+        raise FolderError(f"the hub gives no {preset.source}{revision}: {error}") from error
+
+
+def _load(folder: Path, family: Family, precision: Precision) -> Pipeline:
+    classes = check_folder(folder, family)
+    tokenizer = _load_part(folder, "tokenizer", transformers, classes)
+    if not tokenizer.is_fast:
+        raise FolderError(f"{folder / 'tokenizer'} has no tokenizer.json (a fast tokenizer)")
+    parts = {
+        network.name: _load_network(folder, network, precision)
+        for network in family.networks
+        if network.name in classes
+    }
+    pipe = getattr(diffusers, family.pipeline_class).from_pretrained(
+        folder,
+        tokenizer=tokenizer,
+        scheduler=_load_part(folder, "scheduler", diffusers, classes),
+        **parts,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _load_part(folder: Path, name: str, library: Any, classes: dict[str, str]) -> Any:
+    part_class = getattr(library, classes[name], None)
+    if part_class is None:
+        raise FolderError(
+            f"{folder / 'model_index.json'}: {library.__name__} has no {classes[name]} ({name})"
+        )
+    try:
+        return part_class.from_pretrained(folder / name)
+    except Exception as error:
+        raise FolderError(f"{folder / name}: {type(error).__name__}: {error}") from error
+
+
+def _load_network(folder: Path, network: Network, precision: Precision) -> torch.nn.Module:
+    network_class = getattr(LIBRARIES[network.library], network.class_name)
+    try:
+        module, info = network_class.from_pretrained(
+            folder / network.name,
+            dtype=precision.vae if network.name == "vae" else precision.network,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise FolderError(f"{folder / network.name}: {type(error).__name__}: {error}") from error
+    # Diffusers fills absent weights with random numbers and only logs it.
+    for fault in ("missing_keys", "mismatched_keys"):
+        names = sorted(str(key) for key in info[fault])
+        if names:
+            some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            raise FolderError(
+                f"{folder / network.name}: {len(names)} {fault.removesuffix('_keys')} weights: {some}"
+            )
+    result: torch.nn.Module = module.eval()
+    return result
+
+
+def _check_fit(pipe: Pipeline, family: Family, preset: ModelPreset) -> None:
+    for source, geometry in family.geometries(pipe).items():
+        if geometry != preset.geometry:
+            raise FolderError(f"{source} has {geometry!r}, the preset says {preset.geometry!r}")
+    reason = family.mismatch(pipe)
+    if reason is not None:
+        raise FolderError(reason)
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep both libraries from drawing bars; callers show progress in their own way."""
+    logs = (diffusers.utils.logging, transformers.utils.logging)
+    enabled = [log for log in logs if log.is_progress_bar_enabled()]
+    for log in enabled:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in enabled:
+            log.enable_progress_bar()

@@ -1,0 +1,93 @@
+"""Which device and number formats a pipeline runs in.
+
+Knows: what this machine computes fast. Does not know: models. A CPU gets bfloat16 only where a short
+measurement shows that its matrix products or convolutions are clearly faster in it: with AMX or AVX512-BF16
+they are 2 to 10 times faster, without they are many times slower, so the answer does not hang on noise.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CLEARLY_FASTER = 1.3
+REPEATS = 5
+
+
+class PrecisionError(ValueError):
+    """A device or dtype that this machine or this program does not have."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Where and in what a pipeline runs. ``network`` is for the text encoder and the transformer."""
+
+    device: torch.device
+    network: torch.dtype
+    vae: torch.dtype
+
+
+def choose_precision(device: str, dtype: str) -> Precision:
+    """Turn ``auto`` into what suits this machine.
+
+    ``device`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; ``dtype`` is ``auto``, ``float32`` or
+    ``bfloat16``. On CUDA the VAE runs in float32, as Wan's authors advise.
+
+    Raises:
+        PrecisionError: unknown name, or a device that is not there.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise PrecisionError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    chosen = _device(device)
+    if chosen.type == "cuda":
+        return Precision(chosen, DTYPES.get(dtype, torch.bfloat16), torch.float32)
+    if dtype != "auto":
+        return Precision(chosen, DTYPES[dtype], DTYPES[dtype])
+    return Precision(chosen, _faster_on_cpu(_matrix_product), _faster_on_cpu(_convolution))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise PrecisionError(f"device {name!r} is not one of auto, cpu, cuda, cuda:<index>") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise PrecisionError(f"device {name!r} is not one of auto, cpu, cuda, cuda:<index>")
+    count = torch.cuda.device_count()
+    index = device.index or 0
+    if index >= count:
+        raise PrecisionError(f"device {name!r}: torch {torch.__version__} sees {count} CUDA devices")
+    return torch.device("cuda", index)
+
+
+def _faster_on_cpu(work: Callable[[torch.dtype], Callable[[], torch.Tensor]]) -> torch.dtype:
+    plain, short = _best_seconds(work(torch.float32)), _best_seconds(work(torch.bfloat16))
+    return torch.bfloat16 if plain > CLEARLY_FASTER * short else torch.float32
+
+
+def _best_seconds(work: Callable[[], torch.Tensor]) -> float:
+    work()
+    best = float("inf")
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _matrix_product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    rows, weight = torch.ones(1024, 256, dtype=dtype), torch.ones(1024, 256, dtype=dtype)
+    return lambda: F.linear(rows, weight)
+
+
+def _convolution(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    pictures = torch.ones(1, 32, 4, 32, 32, dtype=dtype)
+    weight = torch.ones(32, 32, 3, 3, 3, dtype=dtype)
+    return lambda: F.conv3d(pictures, weight, padding=1)

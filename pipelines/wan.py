@@ -1,0 +1,86 @@
+"""What is particular to Wan pipelines: prompts to embeddings, latents to pictures, geometry.
+
+Knows: ``WanPipeline`` of diffusers 0.42 and its parts. Does not know: jobs, devices, files. The decode
+repeats the tail of ``WanPipeline.__call__``; a test holds the two equal.
+"""
+
+from typing import Any
+
+import torch
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+
+from configs.geometry import VideoGeometry
+
+
+def geometries(pipe: Any) -> dict[str, VideoGeometry]:
+    """Compression and patch size: as the pipeline uses them, and as the VAE's layers make them."""
+    patch = tuple(_transformers(pipe)[0].config.patch_size)
+    vae = pipe.vae.config
+    return {
+        "the pipeline": VideoGeometry(
+            vae_spatial=pipe.vae_scale_factor_spatial,
+            vae_temporal=pipe.vae_scale_factor_temporal,
+            patch=patch,
+        ),
+        "the VAE's layers": VideoGeometry(
+            vae_spatial=2 ** (len(vae.dim_mult) - 1) * (vae.patch_size or 1),
+            vae_temporal=2 ** sum(vae.temperal_downsample),
+            patch=patch,
+        ),
+    }
+
+
+def mismatch(pipe: Any) -> str | None:
+    """Say which components do not fit each other, or None."""
+    for transformer in _transformers(pipe):
+        config, channels = transformer.config, pipe.vae.config.z_dim
+        if config.in_channels != channels:
+            return (
+                f"the transformer takes {config.in_channels} latent channels and the VAE makes {channels} "
+                "(image-to-video models are not served)"
+            )
+        if config.text_dim != pipe.text_encoder.config.d_model:
+            return (
+                f"the transformer takes text of width {config.text_dim} and the text encoder makes "
+                f"{pipe.text_encoder.config.d_model}"
+            )
+    return None
+
+
+def clean_prompt(text: str) -> str:
+    """The text that the tokenizer will see: repaired, unescaped, white space squeezed."""
+    return str(prompt_clean(text))
+
+
+def encode_prompts(
+    pipe: Any, prompt: str, negative_prompt: str | None, tokens: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Embeddings [1, tokens, text_dim] of the prompt and, unless it is None, of the negative prompt."""
+    positive, negative = pipe.encode_prompt(
+        prompt=prompt,
+        negative_prompt=negative_prompt,
+        do_classifier_free_guidance=negative_prompt is not None,
+        max_sequence_length=tokens,
+    )
+    return positive, negative
+
+
+def decode_latents(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Latents [1, z_dim, T, h, w] -> pictures [F, 3, H, W] in 0 to 1, in the VAE's dtype."""
+    vae = pipe.vae
+    latents = latents.to(vae.device, vae.dtype)
+    shape = (1, vae.config.z_dim, 1, 1, 1)
+    mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents)
+    inverse_std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents)
+    video = vae.decode(latents / inverse_std + mean, return_dict=False)[0]
+    pictures: torch.Tensor = pipe.video_processor.postprocess_video(video, output_type="pt")[0]
+    return pictures
+
+
+def forget(pipe: Any) -> None:
+    """Drop the VAE's cache of past frames, which an interrupted decode leaves full."""
+    pipe.vae.clear_cache()
+
+
+def _transformers(pipe: Any) -> list[Any]:
+    return [part for part in (pipe.transformer, pipe.transformer_2) if part is not None]
