@@ -1,0 +1,1 @@
+"""One command for each claim in the README: prints a table and writes JSON."""

@@ -1,0 +1,260 @@
+"""The swap in a real (tiny) Wan transformer, against the dense model and against the mask on every layer."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers.models.transformers.transformer_wan as transformer_wan
+import pytest
+import torch
+from diffusers import WanPipeline, WanTransformer3DModel
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import attention
+from attention.anchor_local.reference import allowed
+
+# 3 latent frames of 5 x 7 tokens, no multiple of anything.
+GRID = (3, 5, 7)
+TOKENS = 105
+LAYERS = 3
+PATTERNS = [(20, 7, 3), (35, 4, 0), (3, 13, 0), (104, 50, 49)]
+
+
+@pytest.fixture(scope="module")
+def transformer() -> WanTransformer3DModel:
+    torch.manual_seed(0)
+    model = WanTransformer3DModel(
+        patch_size=(1, 2, 2),
+        num_attention_heads=2,
+        attention_head_dim=32,
+        in_channels=4,
+        out_channels=4,
+        text_dim=16,
+        freq_dim=32,
+        ffn_dim=64,
+        num_layers=LAYERS,
+        rope_max_seq_len=32,
+    )
+    return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def run(transformer: Any, timestep: Tensor | None = None, seed: int = 0) -> Tensor:
+    """One forward pass of a classifier-free-guidance batch of two."""
+    generator = torch.Generator().manual_seed(seed)
+    latents = torch.randn(2, 4, GRID[0], 2 * GRID[1], 2 * GRID[2], generator=generator)
+    text = torch.randn(2, 9, 16, generator=generator)
+    timestep = torch.tensor([700.0, 700.0]) if timestep is None else timestep
+    out: Tensor = transformer(
+        hidden_states=latents, timestep=timestep, encoder_hidden_states=text, return_dict=False
+    )[0]
+    return out
+
+
+def run_masked(
+    transformer: Any, pattern: attention.AnchorLocalPattern, monkeypatch: pytest.MonkeyPatch
+) -> Tensor:
+    """The same model with the boolean mask in self-attention, in raster order."""
+    positions = torch.arange(TOKENS)
+    mask = allowed(pattern, positions, positions)
+
+    def masked(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
+        is_self = key.shape[1] == TOKENS
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask if is_self else None).transpose(1, 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transformer_wan, "dispatch_attention_fn", masked)
+        return run(transformer)
+
+
+@pytest.mark.parametrize("impl", ["torch", "triton"])
+@pytest.mark.parametrize(("block", "stride", "offset"), PATTERNS)
+def test_swapped_model_equals_masked_model(
+    transformer: Any, block: int, stride: int, offset: int, impl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern = attention.AnchorLocalPattern(block, stride, offset)
+    expected = run_masked(transformer, pattern, monkeypatch)
+    dense = run(transformer)
+    with attention.swap(
+        transformer, block_size=block, anchor_stride=stride, anchor_offset=offset, impl=impl
+    ) as handle:
+        out = run(transformer)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    assert (out - dense).abs().max() > 1e-4  # else this test could not tell sparse from dense
+    report = handle.report()
+    assert (report.implementation, report.sparse_calls, report.dense_calls) == (impl, LAYERS, 0)
+    assert report.density == attention.density(TOKENS, block, stride, offset)
+
+
+@pytest.mark.parametrize("impl", ["torch", "triton"])
+def test_stride_one_is_the_dense_model(transformer: Any, impl: Any) -> None:
+    dense = run(transformer)
+    with attention.swap(transformer, block_size=10, anchor_stride=1, impl=impl):
+        torch.testing.assert_close(run(transformer), dense, rtol=1e-5, atol=1e-5)
+
+
+def test_removal_is_exact(transformer: Any) -> None:
+    before = run(transformer)
+    processors = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
+    state = [copy.copy(vars(processor)) for processor in processors]
+    handle = attention.swap(transformer, block_size=20, anchor_stride=7)
+    run(transformer)
+    handle.remove()
+    handle.remove()
+    after = [module.processor for module in transformer.modules() if hasattr(module, "processor")]
+    assert all(a is b for a, b in zip(processors, after, strict=True))
+    assert state == [vars(processor) for processor in after]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in transformer.modules())
+    assert torch.equal(run(transformer), before)
+
+
+def test_cross_attention_is_never_swapped(transformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if one processor object serves both kinds of attention, as after set_attn_processor(one)."""
+    shared = transformer_wan.WanAttnProcessor()
+    transformer = copy.deepcopy(transformer)
+    for block in transformer.blocks:
+        block.attn1.processor = block.attn2.processor = shared
+    backends: list[tuple[int, object]] = []
+    dispatch = transformer_wan.dispatch_attention_fn
+
+    def spy(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Any:
+        backends.append((key.shape[1], kwargs["backend"]))
+        return dispatch(query, key, value, **kwargs)
+
+    monkeypatch.setattr(transformer_wan, "dispatch_attention_fn", spy)
+    with attention.swap(transformer, block_size=20, anchor_stride=7) as handle:
+        run(transformer)
+    assert handle.report().sparse_calls == LAYERS
+    assert [backend is None for length, backend in backends if length != TOKENS] == [True] * LAYERS
+    assert [backend is None for length, backend in backends if length == TOKENS] == [False] * LAYERS
+    assert shared._attention_backend is None
+
+
+def test_one_timestep_for_each_token_follows_its_token(transformer: Any) -> None:
+    timestep = torch.randint(0, 1000, (2, TOKENS), generator=torch.Generator().manual_seed(1)).float()
+    dense = run(transformer, timestep)
+    # 105 tokens in one block less one token: all but token 104 see each other, and it is an anchor.
+    with attention.swap(transformer, block_size=104, anchor_stride=105, anchor_offset=104) as handle:
+        out = run(transformer, timestep)
+    assert handle.report().sparse_calls == LAYERS
+    torch.testing.assert_close(out, dense, rtol=1e-5, atol=1e-5)
+    assert (run(transformer, timestep.flip(1)) - dense).abs().max() > 1e-3
+
+
+def test_dense_calls_are_counted_by_reason(transformer: Any) -> None:
+    dense = run(transformer)
+    with attention.swap(transformer, block_size=20, anchor_stride=7, dense_layers=[1]) as handle:
+        handle.set_dense("dense_steps")
+        torch.testing.assert_close(run(transformer), dense, rtol=1e-5, atol=1e-5)
+        handle.set_dense(None)
+        run(transformer)
+    report = handle.report()
+    assert report.dense_reasons == {"dense_steps": LAYERS, "dense_layers": 1}
+    assert (report.sparse_calls, report.dense_calls, report.tokens) == (LAYERS - 1, LAYERS + 1, TOKENS)
+
+    with attention.swap(transformer, block_size=20, anchor_stride=7, min_tokens=TOKENS + 1) as handle:
+        assert torch.equal(run(transformer), dense)
+    assert handle.report().dense_reasons == {"min_tokens": LAYERS}
+    assert handle.report().density == 1.0
+
+    with attention.swap(transformer, "dense") as handle:
+        assert torch.equal(run(transformer), dense)
+    report = handle.report()
+    assert (report.dense_reasons, report.implementation, report.block_size) == (
+        {"backend": LAYERS},
+        "sdpa",
+        None,
+    )
+
+
+def test_dense_layers_are_those_layers(transformer: Any) -> None:
+    sparse_at: list[int] = []
+    model = copy.deepcopy(transformer)
+    with attention.swap(model, block_size=20, anchor_stride=7, dense_layers=[0, 2]) as handle:
+        for block in model.blocks:
+            block.attn1.register_forward_hook(lambda *_: sparse_at.append(handle.report().sparse_calls))
+        run(model)
+    assert sparse_at == [0, 1, 1]
+
+
+def test_state_is_clean_after_a_failed_forward(transformer: Any) -> None:
+    dense = run(transformer)
+    with attention.swap(transformer, block_size=20, anchor_stride=7):
+        hook = transformer.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(transformer)
+        hook.remove()
+        with pytest.raises(RuntimeError, match="outside its transformer's forward pass"):
+            transformer.blocks[0].attn1(torch.zeros(1, TOKENS, 64))
+    assert torch.equal(run(transformer), dense)
+
+
+def test_compiled_blocks_have_no_graph_break(transformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = attention.AnchorLocalPattern(20, 7)
+    expected = run_masked(transformer, pattern, monkeypatch)
+    model = copy.deepcopy(transformer)
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend="aot_eager")
+    with attention.swap(model, block_size=20, anchor_stride=7, dense_layers=[2]) as handle:
+        run(model)
+        handle.set_dense("dense_steps")
+        run(model)
+    with attention.swap(model, block_size=20, anchor_stride=7) as handle:
+        torch.testing.assert_close(run(model), expected, rtol=1e-5, atol=1e-5)
+    assert handle.report().sparse_calls == LAYERS
+
+
+def test_pipeline_as_target_swaps_its_transformers(transformer: Any) -> None:
+    second = copy.deepcopy(transformer)
+    pipe = WanPipeline(None, None, None, None, transformer=transformer, transformer_2=second)
+    with attention.swap(pipe, block_size=20, anchor_stride=7) as handle:
+        run(transformer)
+        run(second)
+    assert handle.report().sparse_calls == 2 * LAYERS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "flashy"}, "unknown attention backend 'flashy'; known: anchor_local, dense"),
+        ({"block_size": 4}, "anchor_local needs block_size and anchor_stride"),
+        ({"block_size": 4, "anchor_stride": 0}, "anchor_stride must be at least 1, got 0"),
+        ({"backend": "dense", "block_size": 4}, "backend dense takes no block_size"),
+        (
+            {"block_size": 4, "anchor_stride": 2, "dense_layers": [3]},
+            r"names \[3\], but there are layers 0 .. 2",
+        ),
+        ({"block_size": 4, "anchor_stride": 2, "impl": "reference"}, "cannot be swapped in"),
+    ],
+)
+def test_settings_out_of_range_are_named(transformer: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attention.swap(transformer, **arguments)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in transformer.modules())
+
+
+def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"cannot swap attention in Linear; supported: WanTransformer3DModel"
+    ):
+        attention.swap(torch.nn.Linear(1, 1), block_size=4, anchor_stride=2)
+    with pytest.raises(ValueError, match="PosixPath is no transformer and holds none"):
+        attention.swap(tmp_path, block_size=4, anchor_stride=2)
+
+
+def test_a_second_swap_is_refused(transformer: Any) -> None:
+    with (
+        attention.swap(transformer, block_size=20, anchor_stride=7) as handle,
+        pytest.raises(ValueError, match="swapped already"),
+    ):
+        attention.swap(transformer, block_size=10, anchor_stride=3)
+    assert handle.report().sparse_calls == 0
+    assert not any(m._forward_hooks for m in transformer.modules())
