@@ -43,13 +43,13 @@ _OTHER = {
     32: TileConfig(128, 64, 4, 3),
     64: TileConfig(128, 64, 4, 3),
     128: TileConfig(128, 64, 8, 2),
-    256: TileConfig(64, 32, 4, 2),
+    256: TileConfig(64, 32, 8, 2),
 }
 _FLOAT32 = {
-    32: TileConfig(64, 64, 4, 2),
-    64: TileConfig(64, 32, 4, 2),
-    128: TileConfig(32, 32, 4, 2),
-    256: TileConfig(32, 16, 4, 2),
+    32: TileConfig(64, 32, 8, 2),
+    64: TileConfig(64, 32, 8, 2),
+    128: TileConfig(32, 32, 8, 2),
+    256: TileConfig(32, 16, 8, 2),
 }
 
 
@@ -60,12 +60,16 @@ def _load_tile(
 ):  # fmt: skip
     """[ROWS, COLUMNS] of one head, zero beyond the tensor; by descriptor or by pointers."""
     if TMA:
-        return source.load([batch_row + row, column])
-    rows = row + tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    mask = (rows < rows_end)[:, None] & (columns < HEAD_DIM)[None, :]
-    # int64 before the product: 2^31 elements is 524,288 tokens of 32 heads of 128.
-    return tl.load(source + rows[:, None].to(tl.int64) * stride_row + columns[None, :], mask=mask, other=0.0)
+        tile = source.load([batch_row + row, column])
+    else:
+        rows = row + tl.arange(0, ROWS)
+        columns = tl.arange(0, COLUMNS)
+        mask = (rows < rows_end)[:, None] & (columns < HEAD_DIM)[None, :]
+        # int64 before the product: 2^31 elements is 524,288 tokens of 32 heads of 128.
+        tile = tl.load(
+            source + rows[:, None].to(tl.int64) * stride_row + columns[None, :], mask=mask, other=0.0
+        )
+    return tile
 
 
 @triton.jit

@@ -1,0 +1,60 @@
+"""Compiles the kernel for a GPU that is not there and prints what it needs, as JSON.
+
+    python -m tests.attention.anchor_local.compile_kernel 89 128 bf16
+
+A command of its own, since a process that interprets kernels cannot compile them.
+"""
+
+import json
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from attention.anchor_local import triton_impl
+
+SOURCES = {"q_source": "block_m", "k_source": "block_n", "v_source": "block_n"}
+
+
+def compile_kernel(capability: int, head_dim: int, dtype: str) -> dict[str, Any]:
+    """Shared memory in bytes, and how often the PTX names Hopper's matrix and copy instructions."""
+    columns = triton.next_power_of_2(head_dim)
+    tables = {"fp32": triton_impl._FLOAT32}
+    hopper = capability >= 90
+    config = tables.get(dtype, triton_impl._HOPPER if hopper else triton_impl._OTHER)[columns]
+    tma = hopper and columns == head_dim
+    constants = {
+        "HEAD_DIM": head_dim,
+        "COLUMNS": columns,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "TMA": tma,
+        "INTERPRETED": False,
+    }
+
+    def type_of(name: str) -> str:
+        if name in SOURCES:
+            rows = getattr(config, SOURCES[name])
+            return f"tensordesc<{dtype}[{rows},{head_dim}]>" if tma else f"*{dtype}"
+        known = {"out": f"*{dtype}", "tiles": "*i32", "scale_log2": "fp32"}
+        return "constexpr" if name in constants else known.get(name, "i32")
+
+    kernel = triton_impl._anchor_local_kernel
+    source = ASTSource(kernel, {name: type_of(name) for name in kernel.arg_names}, constants)
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+    )
+    ptx = compiled.asm["ptx"]
+    return {
+        "shared_bytes": compiled.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "bulk_copies": ptx.count("cp.async.bulk.tensor"),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_kernel(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))
