@@ -51,6 +51,17 @@ class Family:
     forget: Callable[[Pipeline], None]
     """Drop what an interrupted job left inside the components."""
 
+    def cancel_modules(self, pipe: Pipeline) -> list[torch.nn.Module]:
+        """The modules that ``cancel_points`` names, where the pipeline has them."""
+        modules: list[torch.nn.Module] = []
+        for point in self.cancel_points:
+            component, _, path = point.partition(".")
+            if getattr(pipe, component) is None:
+                continue
+            module = getattr(pipe, component).get_submodule(path.removesuffix(".*"))
+            modules.extend(module.children() if path.endswith(".*") else [module])
+        return modules
+
     @property
     def network_names(self) -> tuple[str, ...]:
         """Folders that hold weights."""

@@ -25,6 +25,8 @@ from pipelines.folder import FolderError, check_folder
 from pipelines.precision import Precision, PrecisionError, choose_precision
 
 LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
+# Both fail on weights of a wrong shape; told to ignore them, transformers says which they are.
+LOAD_OPTIONS = {"diffusers": {}, "transformers": {"ignore_mismatched_sizes": True}}
 # Two from_pretrained calls at once leave half-initialised modules behind in both libraries.
 LOAD_LOCK = threading.Lock()
 
@@ -146,19 +148,25 @@ def _load_network(folder: Path, network: Network, precision: Precision) -> torch
             dtype=precision.vae if network.name == "vae" else precision.network,
             use_safetensors=True,
             output_loading_info=True,
+            **LOAD_OPTIONS[network.library],
         )
     except Exception as error:
         raise FolderError(f"{folder / network.name}: {type(error).__name__}: {error}") from error
-    # Diffusers fills absent weights with random numbers and only logs it.
-    for fault in ("missing_keys", "mismatched_keys"):
-        names = sorted(str(key) for key in info[fault])
+    # Both libraries fill such weights with random numbers and only log it.
+    for fault in ("mismatched", "missing"):
+        names = sorted(_describe(key) for key in info[f"{fault}_keys"])
         if names:
             some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            raise FolderError(
-                f"{folder / network.name}: {len(names)} {fault.removesuffix('_keys')} weights: {some}"
-            )
+            raise FolderError(f"{folder / network.name}: {len(names)} {fault} weights: {some}")
     result: torch.nn.Module = module.eval()
     return result
+
+
+def _describe(key: str | tuple[str, torch.Size, torch.Size]) -> str:
+    if isinstance(key, str):
+        return key
+    name, found, expected = key
+    return f"{name} is {list(found)} instead of {list(expected)}"
 
 
 def _check_fit(pipe: Pipeline, family: Family, preset: ModelPreset) -> None:

@@ -46,7 +46,7 @@ def choose_precision(device: str, dtype: str) -> Precision:
         return Precision(chosen, DTYPES.get(dtype, torch.bfloat16), torch.float32)
     if dtype != "auto":
         return Precision(chosen, DTYPES[dtype], DTYPES[dtype])
-    return Precision(chosen, _faster_on_cpu(_matrix_product), _faster_on_cpu(_convolution))
+    return Precision(chosen, faster_on_cpu(_matrix_product), faster_on_cpu(_convolution))
 
 
 def _device(name: str) -> torch.device:
@@ -67,7 +67,8 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _faster_on_cpu(work: Callable[[torch.dtype], Callable[[], torch.Tensor]]) -> torch.dtype:
+def faster_on_cpu(work: Callable[[torch.dtype], Callable[[], torch.Tensor]]) -> torch.dtype:
+    """bfloat16 if ``work(bfloat16)`` is clearly faster than ``work(float32)``, else float32."""
     plain, short = _best_seconds(work(torch.float32)), _best_seconds(work(torch.bfloat16))
     return torch.bfloat16 if plain > CLEARLY_FASTER * short else torch.float32
 

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 
 import torch
 
-from attention import SwapHandle, swap
 from configs.geometry import GeometryError
 from configs.job import (
     AttentionReport,
@@ -26,10 +25,10 @@ from configs.job import (
     JobResult,
 )
 from configs.model_preset import ModelPreset
+from pipelines.attending import swapped
 from pipelines.cancel import CancelFlag, checked_inside
 from pipelines.denoise import StepWatch, denoise, step_seconds
 from pipelines.failures import ended_by
-from pipelines.families import Family, Pipeline
 from pipelines.frames import Frames, require_clip, require_finite, to_frames
 from pipelines.loading import LoadedPipeline
 from pipelines.memory import release_memory
@@ -132,11 +131,16 @@ def _run(
     if not output_path.parent.is_dir():
         raise JobFailedError("internal", f"the output folder {output_path.parent} does not exist")
     flag.check()
-    points = cancel_points(loaded.pipe, loaded.family)
-    with _torch_set_up(loaded.device), _restored(loaded), checked_inside(points, loaded.device, flag):
+    points = loaded.family.cancel_modules(loaded.pipe)
+    with (
+        _torch_set_up(loaded.device),
+        _restored(loaded),
+        swapped(loaded, params) as attention,
+        checked_inside(points, loaded.device, flag),
+    ):
         with stages.stage("text_encode"):
             text = encode_text(loaded, params)
-        with stages.stage("denoise"), _swapped(loaded, params) as attention:
+        with stages.stage("denoise"):
             watch = StepWatch(loaded.device, params, attention, flag, emit)
             latents = denoise(loaded, params, text, watch)
         with stages.stage("vae_decode"):
@@ -172,45 +176,12 @@ def _restored(loaded: LoadedPipeline) -> Iterator[None]:
         pipe.maybe_free_model_hooks()
 
 
-def _swapped(loaded: LoadedPipeline, params: JobParameters) -> SwapHandle:
-    attention = params.attention
-    if attention.backend == "dense":
-        return swap(loaded.pipe, "dense")
-    grid = loaded.preset.geometry.token_grid(params.width, params.height, params.num_frames)
-    attention = attention.resolved(grid[1:])
-    block_size, anchor_stride = attention.block_size, attention.anchor_stride
-    try:
-        return swap(
-            loaded.pipe,
-            attention.backend,
-            block_size=None if block_size == "auto" else block_size,
-            anchor_stride=None if anchor_stride == "auto" else anchor_stride,
-            anchor_offset=attention.anchor_offset,
-            dense_layers=attention.dense_layers,
-            min_tokens=attention.min_tokens,
-        )
-    except ValueError as error:
-        raise JobFailedError("invalid_input", f"attention: {error}") from error
-
-
 def _decode(loaded: LoadedPipeline, params: JobParameters, latents: torch.Tensor) -> Frames:
     pictures = loaded.family.decode_latents(loaded.pipe, latents)
     require_finite(pictures, "decoded pictures")
     frames = to_frames(pictures)
     require_clip(frames, params.num_frames, params.height, params.width)
     return frames
-
-
-def cancel_points(pipe: Pipeline, family: Family) -> list[torch.nn.Module]:
-    """The modules that the family's patterns name, where the pipeline has them."""
-    modules: list[torch.nn.Module] = []
-    for pattern in family.cancel_points:
-        component, _, path = pattern.partition(".")
-        if getattr(pipe, component) is None:
-            continue
-        module = getattr(pipe, component).get_submodule(path.removesuffix(".*"))
-        modules.extend(module.children() if path.endswith(".*") else [module])
-    return modules
 
 
 def _shape(params: JobParameters, loaded: LoadedPipeline) -> str:

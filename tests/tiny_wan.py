@@ -23,8 +23,11 @@ LATENT_CHANNELS = 4
 MAX_SEQUENCE_LENGTH = 16
 
 
-def write_tiny_wan(folder: Path, *, seed: int = 0) -> Path:
-    """Write the folder and return it. The same seed gives the same weights; global random state is kept."""
+def write_tiny_wan(folder: Path, *, seed: int = 0, two_transformers: bool = False) -> Path:
+    """Write the folder and return it. The same seed gives the same weights; global random state is kept.
+
+    With ``two_transformers`` the second one takes over after the first of three steps, as in Wan 2.2 A14B.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipe = WanPipeline(
@@ -35,6 +38,8 @@ def write_tiny_wan(folder: Path, *, seed: int = 0) -> Path:
                 prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
             ),
             transformer=_transformer().eval(),
+            transformer_2=_transformer().eval() if two_transformers else None,
+            boundary_ratio=0.9 if two_transformers else None,
         )
     pipe.save_pretrained(folder)
     _name_portable_tokenizer_class(folder / "model_index.json")
