@@ -1,0 +1,180 @@
+"""Server settings: every ``REELWRIGHT_`` variable, its meaning and its default.
+
+Knows: names, types, defaults and which combinations are allowed. Does not know what they are used for;
+docs/environment.md has one row per field here. Flags win over the environment.
+"""
+
+import difflib
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from configs.attention import AttentionBackend, AttentionOverrides, TokenCount
+from configs.model_preset import BUNDLED_MODEL
+
+PREFIX = "REELWRIGHT_"
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message names flag and variable."""
+
+
+class Settings(BaseSettings):
+    """What ``reelwright serve`` and ``reelwright generate`` run with."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8000, description="TCP port to listen on; 0 takes a free one."
+    )
+    data_dir: Path = Field(
+        default=Path("data"), description="Folder of the job database and the video files; made when missing."
+    )
+    model: str = Field(
+        default=BUNDLED_MODEL,
+        description="Model to load: preset name, preset file, Diffusers folder or hub id (owner/name).",
+    )
+    device: str = Field(
+        default="auto",
+        description="auto (a GPU if there is one), cpu, cuda or cuda:<index>.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="Number format of the transformer; auto suits the device."
+    )
+    attention_backend: AttentionBackend | None = Field(
+        default=None, description="Self-attention of the server: anchor_local or dense. Default: the model's."
+    )
+    block_size: TokenCount | Literal["auto"] | None = Field(
+        default=None, description="Tokens per local block of anchor_local, or auto. Default: the model's."
+    )
+    anchor_stride: TokenCount | Literal["auto"] | None = Field(
+        default=None, description="Every n-th token is an anchor, or auto. Default: the model's."
+    )
+    anchor_offset: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Position of the first anchor. Default: the model's."
+    )
+    dense_steps: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="How many first steps run dense; below 1 a share of all. Default: the model's.",
+    )
+    min_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Clips with fewer tokens than this run dense. Default: the model's."
+    )
+    api_keys_sha256: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="SHA-256 (hex) of each accepted API key, comma-separated. Empty: no key is asked for.",
+    )
+    allow_unauthenticated: bool = Field(
+        default=False, description="Listen beyond loopback without any API key."
+    )
+    open_metrics: bool = Field(default=False, description="Serve /metrics without an API key.")
+    open_root: bool = Field(default=False, description="Serve / and the API docs without an API key.")
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=1024 * 1024, description="Largest request body; a larger one is answered with 413."
+    )
+    drain_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=30.0,
+        description="On SIGTERM or Ctrl-C a running job gets this long to finish; then it is queued again.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe log lines to write (to standard error)."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="Log lines as JSON or for people; auto: for people on a terminal."
+    )
+
+    @field_validator("api_keys_sha256", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(filter(None, (v.strip() for v in value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("api_keys_sha256")
+    @classmethod
+    def _hex_digests(cls, digests: tuple[str, ...]) -> tuple[str, ...]:
+        for position, digest in enumerate(digests, start=1):
+            if len(digest) != 64 or not set(digest.lower()) <= set("0123456789abcdef"):
+                raise ValueError(
+                    f"entry {position} is not a SHA-256 in hex (64 digits); make one with: "
+                    "printf %s KEY | sha256sum"
+                )
+        return tuple(digest.lower() for digest in digests)
+
+    @property
+    def attention(self) -> AttentionOverrides:
+        """What these settings say about attention, over the model's own defaults."""
+        return AttentionOverrides(
+            backend=self.attention_backend,
+            block_size=self.block_size,
+            anchor_stride=self.anchor_stride,
+            anchor_offset=self.anchor_offset,
+            dense_steps=self.dense_steps,
+            min_tokens=self.min_tokens,
+        )
+
+    def check_listening(self) -> None:
+        """Raise SettingsError if ``host`` can be reached from outside and no API key is asked for."""
+        if self.api_keys_sha256 or self.allow_unauthenticated or is_loopback(self.host):
+            return
+        raise SettingsError(
+            f"refusing to listen on {self.host} without an API key: set {PREFIX}API_KEYS_SHA256, "
+            "or pass --allow-unauthenticated if something else keeps strangers out"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of ``host`` is a loopback address. Raises SettingsError for an unknown host."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise SettingsError(f"--host {host!r} is not an address of this machine: {error}") from error
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+def load_settings(flags: Mapping[str, object]) -> Settings:
+    """Settings from flags (None: not given) over the environment over the defaults.
+
+    Raises:
+        SettingsError: a value is wrong, or a ``REELWRIGHT_`` variable does not exist.
+    """
+    _check_variable_names(os.environ)
+    try:
+        settings = Settings.model_validate({name: v for name, v in flags.items() if v is not None})
+    except ValidationError as error:
+        raise SettingsError(_problems(error)) from error
+    return settings
+
+
+def flag_name(field: str) -> str:
+    """The command-line flag of a settings field."""
+    return "--" + field.replace("_", "-")
+
+
+def variable_name(field: str) -> str:
+    """The environment variable of a settings field."""
+    return PREFIX + field.upper()
+
+
+def _check_variable_names(environment: Mapping[str, str]) -> None:
+    known = {variable_name(field) for field in Settings.model_fields}
+    for name in environment:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)[0]
+            raise SettingsError(f"environment variable {name} is not a setting; did you mean {near}?")
+
+
+def _problems(error: ValidationError) -> str:
+    messages: dict[str, list[str]] = {}
+    for entry in error.errors():
+        message = str(entry["msg"]).removeprefix("Value error, ")
+        messages.setdefault(str(entry["loc"][0]), []).append(message)
+    return "; ".join(
+        f"{flag_name(field)} ({variable_name(field)}): {' or '.join(said)}"
+        for field, said in messages.items()
+    )

@@ -1,0 +1,51 @@
+"""Tells event streams that the job database changed.
+
+Knows: SQLite's data_version, a number that moves when another connection commits. Does not know: what
+changed; the streams look for themselves.
+"""
+
+import asyncio
+from contextlib import closing
+
+from server.database import Database
+
+POLL_SECONDS = 0.05
+
+
+class ChangeFeed:
+    """One task looks for changes on behalf of every stream."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._next_change = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.is_closed = False
+
+    def start(self) -> None:
+        """Begin to look; needs a running event loop."""
+        self._task = asyncio.create_task(self._poll())
+
+    def next_change(self) -> asyncio.Event:
+        """Set at the first change from now on. Ask before reading, wait after: then none is missed."""
+        return self._next_change
+
+    def close(self) -> None:
+        """Have every stream end."""
+        self.is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._announce()
+
+    def _announce(self) -> None:
+        self._next_change.set()
+        self._next_change = asyncio.Event()
+
+    async def _poll(self) -> None:
+        with closing(self._database.connect()) as connection:
+            known = None
+            while True:
+                (version,) = connection.execute("PRAGMA data_version").fetchone()
+                if version != known:
+                    known = version
+                    self._announce()
+                await asyncio.sleep(POLL_SECONDS)

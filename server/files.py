@@ -1,0 +1,61 @@
+"""The data folder: database file, lock file and finished videos.
+
+Knows: where a job's files lie, and how to remove those that no job knows. Does not know: the job table.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class DataFolder:
+    """Paths below ``root``; a video is ``videos/{job id}/{attempt}.mp4``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self.database = self.root / "jobs.sqlite3"
+        self.lock = self.root / "lock"
+        self.videos = self.root / "videos"
+
+    def create(self) -> None:
+        """Make the folders. Raises OSError when they cannot be made or written."""
+        self.videos.mkdir(parents=True, exist_ok=True)
+
+    def video(self, job_id: str, attempt: int) -> Path:
+        """Where an attempt's MP4 belongs."""
+        return self.videos / job_id / f"{attempt}.mp4"
+
+    def prepare(self, job_id: str, attempt: int) -> Path:
+        """Make the folder for an attempt's MP4 and return its path."""
+        path = self.video(job_id, attempt)
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def sync(self, job_id: str) -> None:
+        """Make the names in a job's folder survive a power cut, as fsync of a file alone does not."""
+        for folder in (self.videos / job_id, self.videos):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def remove(self, job_id: str) -> None:
+        """Remove everything of a job. A worker that still writes there is cleaned up after when it stops."""
+        shutil.rmtree(self.videos / job_id, ignore_errors=True)
+
+    def remove_unknown(self, completed_attempts: Mapping[str, int]) -> list[Path]:
+        """Remove what is not the video of a completed job (id -> attempt). Returns what was removed."""
+        removed: list[Path] = []
+        for folder in self.videos.iterdir():
+            attempt = completed_attempts.get(folder.name)
+            if attempt is None or not folder.is_dir():
+                shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+                removed.append(folder)
+                continue
+            strangers = [path for path in folder.iterdir() if path != self.video(folder.name, attempt)]
+            for path in strangers:
+                path.unlink()
+            removed += strangers
+        return removed

@@ -1,0 +1,102 @@
+"""One job as the table holds it.
+
+Knows: the columns and their types. Does not know: SQL, HTTP, files.
+"""
+
+import json
+import secrets
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from configs.attention import AttentionOverrides
+from configs.job import ErrorCode, JobParameters, JobResult, Stage
+
+JobStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+JOB_STATUSES: tuple[JobStatus, ...] = ("queued", "in_progress", "completed", "failed", "cancelled")
+FINAL_STATUSES: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
+JOB_ID_PATTERN = r"^video_[0-9a-f]{32}$"
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """Why a job failed. ``retryable``: the same request may succeed later."""
+
+    code: ErrorCode
+    message: str
+    retryable: bool
+
+    def to_json(self) -> str:
+        return json.dumps({"code": self.code, "message": self.message, "retryable": self.retryable})
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What a submission writes."""
+
+    parameters: JobParameters
+    attention_asked: AttentionOverrides | None
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row. Times are seconds since 1970; ``attempt`` counts claims, ``losses`` dead workers."""
+
+    id: str
+    version: int
+    status: JobStatus
+    model: str
+    parameters: JobParameters
+    attention_asked: AttentionOverrides | None
+    metadata: dict[str, str]
+    shape: str
+    total_steps: int
+    attempt: int
+    losses: int
+    cancel_requested: bool
+    stage: Stage | None
+    step: int
+    progress: int
+    last_step_seconds: float | None
+    denoise_seconds: float
+    created_at: float
+    started_at: float | None
+    completed_at: float | None
+    error: JobError | None
+    result: JobResult | None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the status can no longer change."""
+        return self.status in FINAL_STATUSES
+
+    @classmethod
+    def from_row(cls, row: sqlite3.Row) -> Self:
+        """Parse one row of ``SELECT *``."""
+        columns = dict(row)
+        asked, error, result = columns["attention_asked"], columns["error"], columns["result"]
+        return cls(
+            **columns
+            | {
+                "parameters": JobParameters.model_validate_json(columns["parameters"]),
+                "attention_asked": AttentionOverrides.model_validate_json(asked) if asked else None,
+                "metadata": json.loads(columns["metadata"]),
+                "cancel_requested": bool(columns["cancel_requested"]),
+                "error": JobError(**json.loads(error)) if error else None,
+                "result": JobResult.model_validate_json(result) if result else None,
+            }
+        )
+
+
+def new_job_id() -> str:
+    """An id that sorts after every id made earlier on this host and cannot be guessed."""
+    return f"video_{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+def shape_key(parameters: JobParameters) -> str:
+    """Jobs with the same key take the same time per denoise step."""
+    doubled = parameters.guidance_scale > 1.0
+    grid = f"{parameters.width}x{parameters.height}x{parameters.num_frames}"
+    return f"{parameters.model} {grid} guided={doubled} {parameters.attention.model_dump_json()}"

@@ -1,0 +1,93 @@
+"""The Prometheus view of the job table and of what was observed there.
+
+Knows: the exposition format. Does not know: who observed what, or when.
+"""
+
+import platform
+import time
+from collections.abc import Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from server import observations
+from server.database import Database
+from server.jobs import JobTable, QueueCounts
+from server.observations import read_buckets, read_samples
+from server.version import package_version
+from server.workers import WorkerTable
+
+PREFIX = "reelwright_"
+
+
+class JobCollector(Collector):
+    """Reads the database at each scrape, so every API process shows the same numbers."""
+
+    def __init__(self, database: Database, model: str) -> None:
+        self._database = database
+        self._jobs = JobTable(database)
+        self._workers = WorkerTable(database)
+        self._model = model
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not read the database."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric that the database knows."""
+        yield from self._queue()
+        yield self._worker_up()
+        yield self._build_info()
+        yield from self._counters_and_gauges()
+        yield from self._histograms()
+
+    def _queue(self) -> Iterator[Metric]:
+        counts = {self._model: QueueCounts()} | self._jobs.counts()
+        now = time.time()
+        queued = GaugeMetricFamily(f"{PREFIX}jobs_queued", "Jobs that wait.", labels=["model"])
+        running = GaugeMetricFamily(f"{PREFIX}jobs_running", "Jobs in progress.", labels=["model"])
+        oldest = GaugeMetricFamily(
+            f"{PREFIX}oldest_queued_age_seconds", "Age of the oldest queued job.", labels=["model"]
+        )
+        for model, found in sorted(counts.items()):
+            queued.add_metric([model], found.queued)
+            running.add_metric([model], found.running)
+            oldest.add_metric([model], now - found.oldest_created_at if found.oldest_created_at else 0.0)
+        yield from (queued, running, oldest)
+
+    def _worker_up(self) -> Metric:
+        family = GaugeMetricFamily(f"{PREFIX}worker_up", "1 if the worker takes jobs.", labels=["model"])
+        for worker in self._workers.all():
+            family.add_metric([worker.model], float(worker.is_ready))
+        return family
+
+    def _build_info(self) -> Metric:
+        family = GaugeMetricFamily(f"{PREFIX}build_info", "Always 1.", labels=["version", "python"])
+        family.add_metric([package_version(), platform.python_version()], 1.0)
+        return family
+
+    def _counters_and_gauges(self) -> Iterator[Metric]:
+        for metric in observations.COUNTERS:
+            counter = CounterMetricFamily(PREFIX + metric.name, metric.help, labels=metric.labels)
+            for labels, value in read_samples(self._database, metric).items():
+                counter.add_metric(labels, value)
+            yield counter
+        for metric in observations.GAUGES:
+            gauge = GaugeMetricFamily(PREFIX + metric.name, metric.help, labels=metric.labels)
+            for labels, value in read_samples(self._database, metric).items():
+                gauge.add_metric(labels, value)
+            yield gauge
+
+    def _histograms(self) -> Iterator[Metric]:
+        for histogram in observations.HISTOGRAMS:
+            family = HistogramMetricFamily(PREFIX + histogram.name, histogram.help, labels=histogram.labels)
+            sums = read_samples(self._database, histogram)
+            for labels, buckets in read_buckets(self._database, histogram).items():
+                named = [("+Inf" if bound == float("inf") else str(bound), float(n)) for bound, n in buckets]
+                family.add_metric(labels, named, sums[labels])
+            yield family

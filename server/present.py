@@ -1,0 +1,101 @@
+"""From rows to the objects of the HTTP API.
+
+Knows: both sides' fields. Does not know: SQL or HTTP.
+"""
+
+from collections.abc import Sequence
+
+from server.estimates import eta_seconds
+from server.job import Job
+from server.jobs import JobTable, QueuePlace
+from server.schemas import Video, VideoAttention, VideoError, VideoMetrics, VideoProgress
+
+
+class Presenter:
+    """Shows jobs together with their place in the queue and their ETA."""
+
+    def __init__(self, jobs: JobTable, model: str) -> None:
+        self._jobs = jobs
+        self._model = model
+
+    def video(self, job: Job) -> Video:
+        """One job."""
+        return self.videos([job])[0]
+
+    def videos(self, jobs: Sequence[Job]) -> list[Video]:
+        """Several jobs, reading the queue once."""
+        is_any_queued = any(job.status == "queued" for job in jobs)
+        queue = self._jobs.queue(self._model) if is_any_queued else {}
+        running = self._jobs.running() if is_any_queued else []
+        return [self._video(job, queue.get(job.id), running) for job in jobs]
+
+    def _video(self, job: Job, place: QueuePlace | None, running: list[Job]) -> Video:
+        parameters, result = job.parameters, job.result
+        return Video(
+            id=job.id,
+            model=job.model,
+            status=job.status,
+            progress=job.progress,
+            stage=job.stage,
+            step=job.step,
+            total_steps=job.total_steps,
+            queue_position=place.position if place else None,
+            eta_seconds=_rounded(eta_seconds(self._jobs, job, place, running)),
+            cancel_requested=job.cancel_requested,
+            attempt=job.attempt,
+            created_at=int(job.created_at),
+            started_at=_whole(job.started_at),
+            completed_at=_whole(job.completed_at),
+            prompt=parameters.prompt,
+            negative_prompt=parameters.negative_prompt,
+            seconds=f"{parameters.num_frames / parameters.fps:g}",
+            size=f"{parameters.width}x{parameters.height}",
+            num_frames=parameters.num_frames,
+            fps=parameters.fps,
+            seed=parameters.seed,
+            num_inference_steps=parameters.num_inference_steps,
+            guidance_scale=parameters.guidance_scale,
+            attention=VideoAttention(
+                requested=job.attention_asked,
+                resolved=parameters.attention,
+                ran=result.attention if result else None,
+            ),
+            device=result.device if result else None,
+            dtype=result.dtype if result else None,
+            metrics=_metrics(job),
+            file=result.file if result else None,
+            warnings=list(result.warnings) if result else [],
+            error=VideoError(code=job.error.code, message=job.error.message, retryable=job.error.retryable)
+            if job.error
+            else None,
+            metadata=job.metadata,
+        )
+
+
+def progress_of(video: Video) -> VideoProgress:
+    """The part of a job that changes with every step."""
+    return VideoProgress(
+        id=video.id,
+        progress=video.progress,
+        stage=video.stage,
+        step=video.step,
+        total_steps=video.total_steps,
+        last_step_seconds=video.metrics.last_step_seconds,
+        eta_seconds=video.eta_seconds,
+    )
+
+
+def _metrics(job: Job) -> VideoMetrics:
+    measured = job.result.metrics.model_dump() if job.result else {}
+    queue_seconds = job.started_at - job.created_at if job.started_at is not None else None
+    return VideoMetrics.model_validate(
+        measured | {"queue_seconds": queue_seconds, "last_step_seconds": job.last_step_seconds}
+    )
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)

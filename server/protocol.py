@@ -1,0 +1,88 @@
+"""Messages on the pipes: API to supervisor, supervisor to worker, worker to supervisor.
+
+Knows: their shape; they are pickled. Does not know: who acts on them, or how.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.job import JobEvent, JobParameters
+from server.claims import Claim
+from server.job import JobError
+
+
+@dataclass(frozen=True, slots=True)
+class WakeUp:
+    """API to supervisor: the job table changed (a job came, or one is to be cancelled or was deleted)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """API to supervisor: claim nothing more, let the running job finish for so long, then end."""
+
+    seconds: float
+
+
+ApiMessage = WakeUp | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """Supervisor to worker."""
+
+    claim: Claim
+    parameters: JobParameters
+    output_path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """Supervisor to worker: stop at the next step border; nothing happens if the job has ended."""
+
+    claim: Claim
+
+
+WorkerCommand = RunJob | CancelJob
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """Worker to supervisor: ready for jobs. Load time in seconds."""
+
+    seconds: float
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoadFailed:
+    """Worker to supervisor, which then sees the worker end."""
+
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgressed:
+    """Worker to supervisor: an event of the running job; JobFinished is the last one."""
+
+    claim: Claim
+    event: JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopped:
+    """Worker to supervisor: stopped as asked."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """Worker to supervisor: ended without a video."""
+
+    claim: Claim
+    error: JobError
+
+
+WorkerMessage = ModelLoaded | ModelLoadFailed | JobProgressed | JobStopped | JobFailed

@@ -1,0 +1,69 @@
+"""Around every request: its id, its log line, its duration, and the answer when something breaks.
+
+Knows: requests from outside. Does not know: what they ask for.
+"""
+
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server import logs
+from server.errors import ApiError
+from server.http_metrics import HttpMetrics
+
+# Asked for every few seconds by machines.
+QUIET_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestContextMiddleware:
+    """The outermost layer. A client's own X-Request-Id is kept if it is harmless."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._log = logs.get_logger()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get("x-request-id", "")
+        request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+        began = time.perf_counter()
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            self._log.exception("request_error", request=request_id)
+            if status is not None:
+                raise  # the answer has begun: only closing the connection can tell the client
+            broken = ApiError(500, "internal", f"something broke on the server; request {request_id}")
+            await broken.response()(scope, receive, send_with_id)
+        finally:
+            self._finish(scope, request_id, status or 499, time.perf_counter() - began)
+
+    def _finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.observe(route, scope["method"], status, seconds)
+        write = self._log.debug if route in QUIET_ROUTES else self._log.info
+        write(
+            "request",
+            request=request_id,
+            method=scope["method"],
+            route=route,
+            status=status,
+            seconds=round(seconds, 4),
+            **scope.get("path_params", {}),
+        )

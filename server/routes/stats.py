@@ -1,0 +1,82 @@
+"""``/v1/stats`` and ``/metrics``: measured facts, for people and for Prometheus."""
+
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from server.job import Job
+from server.jobs import QueueCounts
+from server.schemas import ModelStats, Stats, WorkerStats
+from server.services import Services, ServicesParam
+from server.version import package_version
+
+router = APIRouter(tags=["operation"])
+
+NEWEST_JOBS = 50
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def get_metrics(services: ServicesParam) -> Response:
+    """Prometheus text."""
+    return Response(generate_latest(services.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/stats")
+def get_stats(services: ServicesParam) -> Stats:
+    """Step times, memory, queue and attention densities, per model."""
+    models = {services.preset.name: QueueCounts()} | services.jobs.counts()
+    return Stats(
+        version=package_version(),
+        models=[_model_stats(services, model, counts) for model, counts in sorted(models.items())],
+    )
+
+
+def _model_stats(services: Services, model: str, counts: QueueCounts) -> ModelStats:
+    newest = services.jobs.recent_completed(model, NEWEST_JOBS)
+    results = [job.result for job in newest if job.result]
+    last = results[0] if results else None
+    steps = [result.metrics.step_seconds.median for result in results if result.metrics.step_seconds]
+    totals = [result.metrics.total_seconds for result in results]
+    oldest = counts.oldest_created_at
+    return ModelStats(
+        model=model,
+        worker=_worker_stats(services) if model == services.preset.name else None,
+        queued=counts.queued,
+        running=counts.running,
+        oldest_queued_age_seconds=time.time() - oldest if oldest else None,
+        completed_jobs_seen=len(results),
+        last_step_seconds=newest[0].last_step_seconds if newest else None,
+        median_step_seconds=median(steps) if steps else None,
+        last_total_seconds=last.metrics.total_seconds if last else None,
+        median_total_seconds=median(totals) if totals else None,
+        last_peak_memory_bytes=last.metrics.peak_memory_bytes if last else None,
+        last_attention=last.attention if last else None,
+        density_by_backend=_densities(newest),
+    )
+
+
+def _worker_stats(services: Services) -> WorkerStats | None:
+    worker = services.worker()
+    if worker is None:
+        return None
+    return WorkerStats(
+        state=worker.state,
+        message=worker.message,
+        device=worker.device,
+        dtype=worker.dtype,
+        load_seconds=worker.load_seconds,
+        supervisor_pid=worker.supervisor_pid,
+        worker_pid=worker.worker_pid,
+        heartbeat_age_seconds=round(time.time() - worker.heartbeat_at, 3),
+    )
+
+
+def _densities(newest: Sequence[Job]) -> dict[str, float]:
+    # Oldest first, so that the newest job of each backend stays.
+    return {
+        job.result.attention.backend: job.result.attention.density for job in reversed(newest) if job.result
+    }

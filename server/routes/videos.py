@@ -1,0 +1,104 @@
+"""``/v1/videos``: submit, look up, list, cancel, delete."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from server.bodies import read_body
+from server.errors import ApiError
+from server.job import Job
+from server.schemas import ListQuery, Video, VideoDeleted, VideoList, VideoRequest
+from server.services import Services, ServicesParam
+from server.submission import submit
+
+router = APIRouter(tags=["videos"])
+
+POLL_AFTER_UNKNOWN_MS = 1000
+POLL_AFTER_MIN_MS, POLL_AFTER_MAX_MS = 200, 10_000
+
+
+@router.post(
+    "/v1/videos",
+    status_code=202,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                kind: {"schema": {"$ref": "#/components/schemas/VideoRequest"}}
+                for kind in ("application/json", "multipart/form-data")
+            },
+        }
+    },
+)
+async def create_video(request: Request, response: Response, services: ServicesParam) -> Video:
+    """Submit a job. It is on disk before the answer is sent."""
+    try:
+        body = await read_body(request, VideoRequest)
+        job = await run_in_threadpool(submit, services, body)
+    except ApiError as error:
+        services.http_metrics.reject(error.code)
+        raise
+    response.headers["Location"] = f"/v1/videos/{job.id}"
+    return _present(services, job, response)
+
+
+@router.get("/v1/videos")
+def list_videos(query: Annotated[ListQuery, Query()], services: ServicesParam) -> VideoList:
+    """One page of jobs, newest first unless asked otherwise."""
+    found = services.jobs.page(
+        after=query.after, limit=query.limit + 1, order=query.order, status=query.status
+    )
+    page = services.presenter.videos(found[: query.limit])
+    return VideoList(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=len(found) > query.limit,
+    )
+
+
+@router.get("/v1/videos/{video_id}")
+def get_video(video_id: str, response: Response, services: ServicesParam) -> Video:
+    """One job. A failed job is a normal answer."""
+    job = services.jobs.get(video_id)
+    if job is None:
+        raise ApiError.video_not_found(video_id)
+    return _present(services, job, response)
+
+
+@router.post("/v1/videos/{video_id}/cancel")
+def cancel_video(video_id: str, response: Response, services: ServicesParam) -> Video:
+    """Cancel a job: a queued one at once, a running one within a step (202 until then).
+
+    A job that has ended stays as it is, so the call may be repeated.
+    """
+    job = services.jobs.cancel(video_id)
+    if job is None:
+        raise ApiError.video_not_found(video_id)
+    services.supervisor.wake()
+    response.status_code = 200 if job.is_final else 202
+    return _present(services, job, response)
+
+
+@router.delete("/v1/videos/{video_id}")
+def delete_video(video_id: str, services: ServicesParam) -> VideoDeleted:
+    """Delete a job and its file; a running one is stopped."""
+    if services.jobs.delete(video_id) is None:
+        raise ApiError.video_not_found(video_id)
+    services.files.remove(video_id)
+    services.supervisor.wake()
+    return VideoDeleted(id=video_id)
+
+
+def _present(services: Services, job: Job, response: Response) -> Video:
+    video = services.presenter.video(job)
+    if not job.is_final:
+        response.headers["openai-poll-after-ms"] = str(_poll_after_ms(video.eta_seconds))
+    return video
+
+
+def _poll_after_ms(eta_seconds: float | None) -> int:
+    if eta_seconds is None:
+        return POLL_AFTER_UNKNOWN_MS
+    return min(POLL_AFTER_MAX_MS, max(POLL_AFTER_MIN_MS, int(eta_seconds * 1000 / 10)))

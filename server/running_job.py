@@ -1,0 +1,108 @@
+"""A job in the worker's hands: what the worker says becomes rows and files.
+
+Knows: one claim, the worker's pipe, the job table and the data folder. Does not know: which job comes next,
+or what to do about a dead worker.
+"""
+
+from contextlib import suppress
+
+from configs.job import JobFinished, JobResult, StageFinished, StageStarted, StepFinished
+from server import logs, progress
+from server.claims import Claim, ClaimLostError, ClaimTable
+from server.files import DataFolder
+from server.job import Job
+from server.protocol import CancelJob, JobFailed, JobProgressed, JobStopped, RunJob
+from server.worker_handle import WorkerHandle
+
+
+class RunningJob:
+    """One attempt. ``has_ended`` turns true when the worker is free again."""
+
+    def __init__(self, job: Job, worker: WorkerHandle, claims: ClaimTable, files: DataFolder) -> None:
+        self.has_ended = False
+        self._claim = Claim(job.id, job.attempt)
+        self._worker = worker
+        self._claims = claims
+        self._files = files
+        self._cancel_sent = False
+        self._log = logs.get_logger().bind(job=job.id, attempt=job.attempt)
+        self._log.info("job_started", model=job.model, steps=job.total_steps)
+        worker.send(RunJob(self._claim, job.parameters, files.prepare(job.id, job.attempt)))
+
+    def check(self) -> None:
+        """Pass on a cancel, or the job's deletion, to the worker."""
+        try:
+            if self._claims.held(self._claim).cancel_requested:
+                self._cancel()
+        except ClaimLostError:
+            self._cancel()
+
+    def handle(self, message: JobProgressed | JobStopped | JobFailed) -> None:
+        """Write down what the worker says."""
+        is_last = not isinstance(message, JobProgressed) or isinstance(message.event, JobFinished)
+        try:
+            self._record(message)
+        except ClaimLostError:
+            self._log.info("claim_lost")
+            if is_last:
+                self._discard()
+            else:
+                self._cancel()
+        self.has_ended = is_last
+
+    def worker_died(self, cause: str) -> None:
+        """The attempt is lost; the job runs again or fails."""
+        self._log.error("job_lost", cause=cause)
+        self._discard()
+        with suppress(ClaimLostError):
+            self._claims.lose(self._claim, cause)
+        self.has_ended = True
+
+    def give_back(self) -> None:
+        """Queue the job again because the server stops. The worker must be dead."""
+        self._log.info("job_requeued")
+        self._discard()
+        with suppress(ClaimLostError):
+            self._claims.requeue(self._claim)
+        self.has_ended = True
+
+    def _record(self, message: JobProgressed | JobStopped | JobFailed) -> None:
+        match message:
+            case JobProgressed(_, StageStarted(stage)):
+                self._claims.enter_stage(self._claim, stage, progress.at_stage(stage))
+            case JobProgressed(_, StageFinished(stage, seconds)):
+                self._claims.finish_stage(self._claim, stage, seconds)
+            case JobProgressed(_, StepFinished() as step):
+                self._finish_step(step)
+            case JobProgressed(_, JobFinished(result)):
+                self._complete(result)
+            case JobStopped():
+                self._claims.finish_cancel(self._claim)
+                self._discard()
+                self._log.info("job_cancelled")
+            case JobFailed(_, error):
+                self._claims.fail(self._claim, error)
+                self._discard()
+                self._log.warning("job_failed", code=error.code, message=error.message)
+
+    def _finish_step(self, event: StepFinished) -> None:
+        percent = progress.after_step(event.step, event.total_steps)
+        job = self._claims.finish_step(self._claim, event.step, event.seconds, percent)
+        if job.cancel_requested:
+            self._cancel()
+
+    def _complete(self, result: JobResult) -> None:
+        self._claims.enter_stage(self._claim, "store", progress.at_stage("store"))
+        self._files.sync(self._claim.job_id)
+        self._claims.complete(self._claim, result)
+        self._log.info(
+            "job_completed", seconds=round(result.metrics.total_seconds, 3), bytes=result.file.bytes
+        )
+
+    def _cancel(self) -> None:
+        if not self._cancel_sent:
+            self._cancel_sent = True
+            self._worker.send(CancelJob(self._claim))
+
+    def _discard(self) -> None:
+        self._files.remove(self._claim.job_id)

@@ -1,0 +1,239 @@
+"""The HTTP bodies: what a client may send and what it gets.
+
+Knows: field names, types and bounds of the public API. Does not know: where the values come from
+(server/present.py) or how a body is parsed (server/bodies.py).
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from configs.attention import AttentionConfig, AttentionOverrides
+from configs.job import AttentionReport, ErrorCode, Stage, StepSeconds, VideoFile
+from configs.model_preset import GenerationDefaults, GenerationLimits
+from configs.resolve import GenerationRequest
+from server.job import JOB_ID_PATTERN, JobStatus
+
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+def _number(value: Any) -> Any:
+    # The OpenAI package sends seconds as a string, in JSON too.
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(f"{value[:32]!r} is not a number of seconds") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{value[:32]!r} is not a finite number of seconds")
+    return number
+
+
+class VideoRequest(GenerationRequest):
+    """The body of ``POST /v1/videos``."""
+
+    seconds: Annotated[
+        Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None, BeforeValidator(_number)
+    ] = Field(
+        default=None, description="Length; a number or a string. Becomes the nearest valid frame count."
+    )
+    model: Annotated[str, Field(max_length=256)] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = Field(
+        default={}, description="Up to 16 strings of your own; echoed."
+    )
+
+
+class ListQuery(BaseModel):
+    """Query of ``GET /v1/videos``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: Annotated[str, Field(pattern=JOB_ID_PATTERN)] | None = Field(
+        default=None, description="The last id of the page before."
+    )
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    status: JobStatus | None = None
+
+
+class ContentQuery(BaseModel):
+    """Query of ``GET /v1/videos/{id}/content``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    variant: Literal["video"] = "video"
+
+
+class AnyQuery(ListQuery, ContentQuery):
+    """Every query parameter there is, for naming the nearest one."""
+
+
+class VideoAttention(BaseModel):
+    """Attention asked for in the request, resolved for this clip, and as it ran."""
+
+    requested: AttentionOverrides | None
+    resolved: AttentionConfig
+    ran: AttentionReport | None
+
+
+class VideoMetrics(BaseModel):
+    """Where a job's time and memory went; null where it did not get that far."""
+
+    queue_seconds: float | None = None
+    load_seconds: float | None = None
+    text_encode_seconds: float | None = None
+    last_step_seconds: float | None = None
+    step_seconds: StepSeconds | None = None
+    denoise_seconds: float | None = None
+    vae_decode_seconds: float | None = None
+    encode_seconds: float | None = None
+    total_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    peak_memory_by_stage: dict[Stage, int] | None = None
+
+
+class VideoError(BaseModel):
+    """Why a job failed."""
+
+    code: ErrorCode
+    message: str
+    retryable: bool
+
+
+class Video(BaseModel):
+    """A job. Times are Unix seconds; ``seconds`` is the clip's exact length; ``progress`` is percent."""
+
+    id: str
+    object: Literal["video"] = "video"
+    model: str
+    status: JobStatus
+    progress: int
+    stage: Stage | None
+    step: int
+    total_steps: int
+    queue_position: int | None
+    eta_seconds: float | None
+    cancel_requested: bool
+    attempt: int
+    created_at: int
+    started_at: int | None
+    completed_at: int | None
+    prompt: str
+    negative_prompt: str
+    seconds: str
+    size: str
+    num_frames: int
+    fps: int
+    seed: int
+    num_inference_steps: int
+    guidance_scale: float
+    attention: VideoAttention
+    device: str | None
+    dtype: str | None
+    metrics: VideoMetrics
+    file: VideoFile | None
+    warnings: list[str]
+    error: VideoError | None
+    metadata: dict[str, str]
+
+
+class VideoList(BaseModel):
+    """One page of jobs."""
+
+    object: Literal["list"] = "list"
+    data: list[Video]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class VideoDeleted(BaseModel):
+    """Answer to a delete."""
+
+    id: str
+    object: Literal["video.deleted"] = "video.deleted"
+    deleted: Literal[True] = True
+
+
+class VideoProgress(BaseModel):
+    """Data of a ``progress`` event."""
+
+    id: str
+    progress: int
+    stage: Stage | None
+    step: int
+    total_steps: int
+    last_step_seconds: float | None
+    eta_seconds: float | None
+
+
+class Model(BaseModel):
+    """A model that requests may name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    source: str
+    description: str
+    state: str
+    defaults: GenerationDefaults
+    limits: GenerationLimits
+    size_multiple: int
+    frames_multiple: int = Field(description="num_frames is one more than a multiple of this.")
+    attention: AttentionConfig
+
+
+class ModelList(BaseModel):
+    """The models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class WorkerStats(BaseModel):
+    """The worker of a model."""
+
+    state: str
+    message: str
+    device: str | None
+    dtype: str | None
+    load_seconds: float | None
+    supervisor_pid: int
+    worker_pid: int | None
+    heartbeat_age_seconds: float
+
+
+class ModelStats(BaseModel):
+    """Measured facts about one model; the last job's, and medians over the newest completed ones."""
+
+    model: str
+    worker: WorkerStats | None
+    queued: int
+    running: int
+    oldest_queued_age_seconds: float | None
+    completed_jobs_seen: int
+    last_step_seconds: float | None
+    median_step_seconds: float | None
+    last_total_seconds: float | None
+    median_total_seconds: float | None
+    last_peak_memory_bytes: int | None
+    last_attention: AttentionReport | None
+    density_by_backend: dict[str, float]
+
+
+class Stats(BaseModel):
+    """Answer of ``GET /v1/stats``."""
+
+    version: str
+    models: list[ModelStats]
+
+
+class Health(BaseModel):
+    """Answer of the health checks."""
+
+    status: Literal["ok", "unavailable"]
+    reason: str | None = None

@@ -1,0 +1,110 @@
+"""``reelwright serve``: from settings to a listening process, and to a clean end.
+
+Knows: the order of starting and stopping. Does not know: routes or jobs.
+"""
+
+import asyncio
+import socket
+import sqlite3
+from types import FrameType
+
+import uvicorn
+
+from configs.settings import Settings
+from server import logs
+from server.app import create_app
+from server.database import DatabaseVersionError, migrate
+from server.files import DataFolder
+from server.lock import DataFolderInUseError, FolderLock, acquire
+from server.model_choice import choose_model
+from server.services import Services, build_services
+from server.supervisor import SupervisorStart
+from server.supervisor_handle import SupervisorHandle
+
+CLOSE_SECONDS = 5
+
+
+class StartError(RuntimeError):
+    """The server cannot start; the message says why in one line."""
+
+
+class DrainingServer(uvicorn.Server):
+    """Goes on answering while the running job is drained; a second signal ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+        self._signals = 0
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for SIGTERM and SIGINT."""
+        self._signals += 1
+        if self._signals > 1:
+            self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if self._signals and self._drain is None:
+            seconds = self._services.settings.drain_seconds
+            logs.get_logger().info("draining", seconds=seconds)
+            self._drain = asyncio.create_task(self._services.supervisor.drain(seconds))
+        if self._drain is not None and self._drain.done():
+            self._services.feed.close()
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def serve(settings: Settings) -> None:
+    """Run until a signal. Raises SettingsError and StartError."""
+    logs.configure(settings, "api")
+    settings.check_listening()
+    preset, attention = choose_model(settings)
+    files = DataFolder(settings.data_dir)
+    listener = _listen(settings.host, settings.port)
+    lock = _open(files)
+    supervisor = SupervisorHandle(SupervisorStart(settings, preset, lock))
+    services = build_services(settings, preset, attention, files, supervisor)
+    services.workers.forget_all()
+    config = uvicorn.Config(
+        create_app(services),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    logs.get_logger().info("listening", url=f"http://{shown}:{port}", model=preset.name, data=str(files.root))
+    try:
+        DrainingServer(config, services).run(sockets=[listener])
+    finally:
+        supervisor.stop_now()
+        services.database.close()
+        lock.release()
+
+
+def _open(files: DataFolder) -> FolderLock:
+    try:
+        files.create()
+        lock = acquire(files.lock)
+        migrate(files.database)
+    except (DataFolderInUseError, DatabaseVersionError) as error:
+        raise StartError(str(error)) from error
+    except (OSError, sqlite3.Error) as error:
+        raise StartError(f"data folder {files.root} cannot be used: {error}") from error
+    return lock
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener

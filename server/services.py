@@ -1,0 +1,83 @@
+"""What the routes work with, made once per API process.
+
+Knows: the parts. Does not know: how they work, or HTTP.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry
+
+from configs.attention import AttentionConfig
+from configs.model_preset import ModelPreset
+from configs.settings import Settings
+from server.database import Database
+from server.feed import ChangeFeed
+from server.files import DataFolder
+from server.http_metrics import HttpMetrics
+from server.jobs import JobTable
+from server.metrics import JobCollector
+from server.present import Presenter
+from server.supervisor_handle import SupervisorHandle
+from server.workers import Worker, WorkerTable
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The API process in parts. ``attention`` is what a request starts from."""
+
+    settings: Settings
+    preset: ModelPreset
+    attention: AttentionConfig
+    files: DataFolder
+    database: Database
+    supervisor: SupervisorHandle
+    jobs: JobTable
+    workers: WorkerTable
+    presenter: Presenter
+    feed: ChangeFeed
+    registry: CollectorRegistry
+    http_metrics: HttpMetrics
+    started_at: float = field(default_factory=time.time)
+
+    def worker(self) -> Worker | None:
+        """The worker slot as it last reported, or None before its first report."""
+        return next(iter(self.workers.all()), None)
+
+
+def build_services(
+    settings: Settings,
+    preset: ModelPreset,
+    attention: AttentionConfig,
+    files: DataFolder,
+    supervisor: SupervisorHandle,
+) -> Services:
+    """Put the parts together. Nothing is started."""
+    database = Database(files.database)
+    jobs = JobTable(database)
+    registry = CollectorRegistry()
+    registry.register(JobCollector(database, preset.name))
+    return Services(
+        settings=settings,
+        preset=preset,
+        attention=attention,
+        files=files,
+        database=database,
+        supervisor=supervisor,
+        jobs=jobs,
+        workers=WorkerTable(database),
+        presenter=Presenter(jobs, preset.name),
+        feed=ChangeFeed(database),
+        registry=registry,
+        http_metrics=HttpMetrics(registry),
+    )
+
+
+def _services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesParam = Annotated[Services, Depends(_services_of)]

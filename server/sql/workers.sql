@@ -1,0 +1,18 @@
+-- name: forget
+DELETE FROM workers;
+
+-- name: report
+INSERT INTO workers (name, state, message, model, device, dtype, load_seconds, supervisor_pid, worker_pid,
+                     heartbeat_at)
+VALUES (:name, :state, :message, :model, :device, :dtype, :load_seconds, :supervisor_pid, :worker_pid, :now)
+ON CONFLICT (name) DO UPDATE SET
+    state = excluded.state, message = excluded.message, model = excluded.model, device = excluded.device,
+    dtype = excluded.dtype, load_seconds = excluded.load_seconds,
+    supervisor_pid = excluded.supervisor_pid, worker_pid = excluded.worker_pid,
+    heartbeat_at = excluded.heartbeat_at;
+
+-- name: beat
+UPDATE workers SET heartbeat_at = :now WHERE name = :name;
+
+-- name: all
+SELECT * FROM workers ORDER BY name;

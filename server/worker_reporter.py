@@ -1,0 +1,84 @@
+"""The supervisor's row in the workers table, kept up to date.
+
+Knows: the state of one worker slot in words. Does not know: how it got there.
+"""
+
+import os
+import time
+from dataclasses import replace
+
+from server.database import Database
+from server.observations import MODEL_LOAD, observe
+from server.protocol import ModelLoaded
+from server.workers import HEARTBEAT_SECONDS, WorkerReport, WorkerState, WorkerTable
+
+SLOT = "local"
+
+
+class WorkerReporter:
+    """Writes a changed state at once, and a heartbeat when nothing changes."""
+
+    def __init__(self, database: Database, model: str) -> None:
+        self._database = database
+        self._table = WorkerTable(database)
+        self._beat_at = 0.0
+        self._report = WorkerReport(
+            name=SLOT,
+            state="loading",
+            message=f"loading {model}",
+            model=model,
+            device=None,
+            dtype=None,
+            load_seconds=None,
+            supervisor_pid=os.getpid(),
+            worker_pid=None,
+        )
+
+    @property
+    def state(self) -> WorkerState:
+        """The state last reported."""
+        return self._report.state
+
+    def beat(self) -> None:
+        """Give a sign of life, if the last one is old enough."""
+        if time.monotonic() >= self._beat_at:
+            self._table.beat(SLOT)
+            self._beat_at = time.monotonic() + HEARTBEAT_SECONDS
+
+    def started(self, worker_pid: int | None) -> None:
+        """A worker process was started. What went wrong before stays said until it is ready."""
+        self._write(replace(self._report, worker_pid=worker_pid))
+
+    def loaded(self, message: ModelLoaded) -> None:
+        """The worker takes jobs."""
+        with self._database.write() as connection:
+            observe(connection, MODEL_LOAD, message.seconds, self._report.model)
+        self._write(
+            replace(
+                self._report,
+                state="ready",
+                message="",
+                device=message.device,
+                dtype=message.dtype,
+                load_seconds=message.seconds,
+            )
+        )
+
+    def load_failed(self, message: str) -> None:
+        """The model cannot be loaded."""
+        self._write(replace(self._report, state="load_failed", message=message))
+
+    def died(self, cause: str) -> None:
+        """The worker process is gone; another one will be started."""
+        self._write(
+            replace(self._report, state="restarting", message=f"worker process {cause}", worker_pid=None)
+        )
+
+    def stopped(self) -> None:
+        """The supervisor ends."""
+        self._write(replace(self._report, state="stopped", message="stopped", worker_pid=None))
+
+    def _write(self, report: WorkerReport) -> None:
+        self._report = report
+        self._table.report(report)
+        self._beat_at = time.monotonic() + HEARTBEAT_SECONDS

@@ -1,0 +1,77 @@
+"""What the supervisor says about itself and its worker process, for readiness and metrics.
+
+Knows: the workers table. Does not know: how workers are started, or what they run.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from server.database import Database, read_statements
+
+_SQL = read_statements("workers.sql")
+
+HEARTBEAT_SECONDS = 5.0
+LOST_AFTER_SECONDS = 30.0
+
+WorkerState = Literal["loading", "ready", "load_failed", "restarting", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One worker slot. ``message`` says why it is not ready; ``load_seconds`` is the model's load time."""
+
+    name: str
+    state: WorkerState
+    message: str
+    model: str
+    device: str | None
+    dtype: str | None
+    load_seconds: float | None
+    supervisor_pid: int
+    worker_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Worker(WorkerReport):
+    """A report, and when its supervisor last gave a sign of life (seconds since 1970)."""
+
+    heartbeat_at: float
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the supervisor's heartbeat is recent."""
+        return time.time() - self.heartbeat_at < LOST_AFTER_SECONDS
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker can take jobs."""
+        return self.is_alive and self.state == "ready"
+
+
+class WorkerTable:
+    """One row per worker slot."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def report(self, worker: WorkerReport) -> None:
+        """Write the row; counts as a heartbeat."""
+        values = {name: getattr(worker, name) for name in WorkerReport.__dataclass_fields__}
+        with self._database.read() as connection:
+            connection.execute(_SQL["report"], values | {"now": time.time()})
+
+    def beat(self, name: str) -> None:
+        """Give a sign of life."""
+        with self._database.read() as connection:
+            connection.execute(_SQL["beat"], {"name": name, "now": time.time()})
+
+    def forget_all(self) -> None:
+        """Drop what an earlier run left."""
+        with self._database.read() as connection:
+            connection.execute(_SQL["forget"])
+
+    def all(self) -> list[Worker]:
+        """Every slot, by name."""
+        with self._database.read() as connection:
+            return [Worker(**row) for row in connection.execute(_SQL["all"])]
