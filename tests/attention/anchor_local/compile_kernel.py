@@ -1,6 +1,6 @@
-"""Compiles the kernel for a GPU that is not there and prints what it needs, as JSON.
+"""Compiles the kernel for GPUs that are not there and prints what it needs, one JSON object a target.
 
-    python -m tests.attention.anchor_local.compile_kernel 89 128 bf16
+    python -m tests.attention.anchor_local.compile_kernel 89-128-bf16 90-128-bf16
 
 A command of its own, since a process that interprets kernels cannot compile them.
 """
@@ -57,4 +57,6 @@ def compile_kernel(capability: int, head_dim: int, dtype: str) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_kernel(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))
+    for target in sys.argv[1:]:
+        capability, head_dim, dtype = target.split("-")
+        print(json.dumps(compile_kernel(int(capability), int(head_dim), dtype)))
