@@ -99,7 +99,12 @@ def _softmax_step(
     return acc, new_max, row_sum
 
 
-@triton.jit
+# A new length must not compile a new kernel, so nothing that depends on it is specialised.
+_LENGTHS = ("queries", "tokens", "anchors", "anchor_tiles", "segment_tiles", "batch_heads")
+_STRIDES = ("q_stride_batch", "k_stride_batch", "v_stride_batch", "out_stride_batch")
+
+
+@triton.jit(do_not_specialize=[*_LENGTHS, *_STRIDES, "heads", "group"])
 def _anchor_local_kernel(
     q_source, k_source, v_source, out, tiles, scale_log2,
     queries, tokens, anchors, anchor_tiles, segment_tiles, heads, group,
