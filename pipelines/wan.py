@@ -78,8 +78,9 @@ def decode_latents(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
 
 
 def forget(pipe: Any) -> None:
-    """Drop the VAE's cache of past frames, which an interrupted decode leaves full."""
+    """Drop what an interrupted job leaves: the VAE's cache of past frames, and the current timestep."""
     pipe.vae.clear_cache()
+    pipe._current_timestep = None
 
 
 def _transformers(pipe: Any) -> list[Any]:

@@ -1,0 +1,56 @@
+"""A job's attention setting, put into the pipeline."""
+
+import pytest
+
+from configs.attention import AttentionConfig
+from configs.job import JobFailedError, JobParameters
+from pipelines import LoadedPipeline
+from pipelines.attending import swapped
+
+
+def _with(params: JobParameters, setting: AttentionConfig) -> JobParameters:
+    return params.model_copy(update={"attention": setting})
+
+
+def test_the_jobs_values_reach_the_swap(loaded: LoadedPipeline, params: JobParameters) -> None:
+    setting = AttentionConfig(block_size=6, anchor_stride=5, anchor_offset=3, min_tokens=0)
+    before = [block.attn1.processor for block in loaded.pipe.transformer.blocks]
+    with swapped(loaded, _with(params, setting)) as handle:
+        report = handle.report()
+        assert all(
+            block.attn1.processor is not old
+            for block, old in zip(loaded.pipe.transformer.blocks, before, strict=True)
+        )
+    assert (report.backend, report.block_size, report.anchor_stride, report.anchor_offset) == (
+        "anchor_local",
+        6,
+        5,
+        3,
+    )
+    assert [block.attn1.processor for block in loaded.pipe.transformer.blocks] == before
+
+
+def test_auto_values_are_those_of_the_clip(loaded: LoadedPipeline, params: JobParameters) -> None:
+    with swapped(loaded, _with(params, AttentionConfig())) as handle:
+        # 4x4 tokens a frame: two frames a block, and the first stride from 16 that is coprime to 16.
+        assert (handle.report().block_size, handle.report().anchor_stride) == (32, 17)
+
+
+def test_dense_leaves_out_the_pattern(loaded: LoadedPipeline, params: JobParameters) -> None:
+    with swapped(loaded, _with(params, AttentionConfig(backend="dense"))) as handle:
+        assert (handle.report().backend, handle.report().block_size) == ("dense", None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (AttentionConfig(dense_layers=(0, 7)), r"attention: dense_layers names \[7\].* layers 0 .. 1"),
+        (AttentionConfig(anchor_offset=40), "attention: .*anchor_offset=40 must be below anchor_stride=17"),
+    ],
+)
+def test_a_setting_that_this_model_cannot_run(
+    loaded: LoadedPipeline, params: JobParameters, setting: AttentionConfig, said: str
+) -> None:
+    with pytest.raises(JobFailedError, match=said) as caught:
+        swapped(loaded, _with(params, setting))
+    assert caught.value.code == "invalid_input"

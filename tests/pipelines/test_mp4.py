@@ -1,0 +1,227 @@
+"""MP4 files: written, decoded again, and what happens when they cannot be written."""
+
+import gc
+import hashlib
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from configs.job import JobCancelledError, JobFailedError
+from pipelines.frames import Frames
+from pipelines.mp4 import probe_mp4, write_mp4
+from tests.pipelines.clips import decoded_frames, top_level_boxes
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def _moving_square(count: int = 9, height: int = 64, width: int = 96) -> Frames:
+    """A square that moves 2 pixels a frame, so that no two frames are alike."""
+    frames = np.full((count, height, width, 3), (250, 240, 230), np.uint8)
+    for index in range(count):
+        frames[index, 20:40, 10 + 2 * index : 30 + 2 * index] = (30, 60, 200)
+    return frames
+
+
+def _noise(count: int = 40) -> Frames:
+    """Frames that do not compress: about 20 kB each."""
+    return np.random.default_rng(0).integers(0, 256, (count, 128, 128, 3), dtype=np.uint8)
+
+
+def _nothing() -> None:
+    """Before each frame."""
+
+
+@pytest.fixture
+def _unclosed_pipes() -> Iterator[None]:
+    """imageio's writer leaves its pipe to the garbage collector when ffmpeg ends before it."""
+    yield
+    gc.collect()
+
+
+def _ffmpeg_ends_early(test: Test) -> Test:
+    """Marks for a test in which that happens."""
+    quiet = pytest.mark.filterwarnings("ignore:unclosed file <_io.FileIO:ResourceWarning")
+    marked: Test = quiet(pytest.mark.usefixtures("_unclosed_pipes")(test))
+    return marked
+
+
+def test_a_clip_is_what_was_asked(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    found = write_mp4(_moving_square(), path, 16, before_frame=_nothing)
+    assert (found.codec, found.pixel_format) == ("h264", "yuv420p")
+    assert (found.width, found.height, found.frames, found.fps) == (96, 64, 9, 16.0)
+    assert found.bytes == path.stat().st_size
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert probe_mp4(path) == found
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_decoded_frames_are_the_ones_written(tmp_path: Path) -> None:
+    frames = _moving_square()
+    write_mp4(frames, tmp_path / "clip.mp4", 16, before_frame=_nothing)
+    decoded = decoded_frames(tmp_path / "clip.mp4", 64, 96)
+    assert decoded.shape == frames.shape
+    error = np.abs(decoded.astype(int) - frames)
+    # 4:2:0 blurs colour at edges; flat parts keep their colour to the rounding of 8-bit YUV.
+    assert np.median(error) <= 1
+    assert error[:, :16].max() <= 3
+    assert error.mean() < 3
+
+
+@pytest.mark.parametrize("colour", [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)])
+def test_colours_survive(tmp_path: Path, colour: tuple[int, int, int]) -> None:
+    frames = np.full((3, 32, 32, 3), colour, np.uint8)
+    write_mp4(frames, tmp_path / "clip.mp4", 8, before_frame=_nothing)
+    decoded = decoded_frames(tmp_path / "clip.mp4", 32, 32)
+    assert np.abs(decoded.astype(int) - colour).max() <= 3
+
+
+def test_the_index_comes_before_the_pictures(tmp_path: Path) -> None:
+    write_mp4(_noise(), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+    boxes = top_level_boxes(tmp_path / "clip.mp4")
+    assert boxes[0] == "ftyp"
+    assert boxes.index("moov") < boxes.index("mdat")
+
+
+@pytest.mark.parametrize("fps", [1, 8, 16, 24, 25, 30, 60, 119, 120])
+@pytest.mark.parametrize("count", [1, 5])
+def test_frame_counts_and_rates(tmp_path: Path, count: int, fps: int) -> None:
+    found = write_mp4(_moving_square(count), tmp_path / "clip.mp4", fps, before_frame=_nothing)
+    assert (found.frames, found.fps) == (count, fps)
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (18, 34), (480, 832), (46, 270)])
+def test_sizes_are_kept_exactly(tmp_path: Path, height: int, width: int) -> None:
+    found = write_mp4(_moving_square(2, height, width), tmp_path / "c.mp4", 16, before_frame=_nothing)
+    assert (found.width, found.height) == (width, height)
+
+
+@pytest.mark.parametrize(("height", "width"), [(63, 64), (64, 63)])
+def test_odd_sides_are_refused(tmp_path: Path, height: int, width: int) -> None:
+    with pytest.raises(JobFailedError, match=f"even sides, not {width}x{height}"):
+        write_mp4(_moving_square(2, height, width), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_frames_make_the_same_file(tmp_path: Path) -> None:
+    first, second = (
+        write_mp4(_moving_square(), tmp_path / name, 16, before_frame=_nothing) for name in ("a.mp4", "b.mp4")
+    )
+    assert first == second
+
+
+def test_a_name_without_suffix_is_an_mp4_too(tmp_path: Path) -> None:
+    write_mp4(_moving_square(), tmp_path / "clip", 16, before_frame=_nothing)
+    assert top_level_boxes(tmp_path / "clip")[0] == "ftyp"
+
+
+def test_cancel_between_frames_leaves_nothing_and_keeps_an_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"old")
+    frames_left = iter(range(3))
+
+    def before_frame() -> None:
+        if next(frames_left, None) is None:
+            raise JobCancelledError
+
+    with pytest.raises(JobCancelledError):
+        write_mp4(_moving_square(), path, 16, before_frame=before_frame)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"old"
+
+
+def test_the_old_file_is_replaced_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"old")
+
+    def old_file_is_there() -> None:
+        assert path.read_bytes() == b"old"
+
+    write_mp4(_moving_square(), path, 16, before_frame=old_file_is_there)
+    assert probe_mp4(path).frames == 9
+
+
+@pytest.fixture
+def _no_room_for_files() -> Iterator[None]:
+    """No file may grow beyond 64 kB, which looks to ffmpeg like a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, before)
+
+
+@_ffmpeg_ends_early
+@pytest.mark.usefixtures("_no_room_for_files")
+@pytest.mark.parametrize("count", [6, 200], ids=["found at the end", "found while writing"])
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, count: int) -> None:
+    with pytest.raises(JobFailedError) as caught:
+        write_mp4(_noise(count), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+    assert caught.value.code == "internal"
+    assert str(tmp_path) in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def _fake_ffmpeg(folder: Path, script: str) -> str:
+    path = folder / "ffmpeg"
+    path.write_text(f"#!{sys.executable}\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@_ffmpeg_ends_early
+@pytest.mark.parametrize("script", ["raise SystemExit(1)", "import sys; sys.stdin.buffer.read()"])
+def test_an_ffmpeg_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", _fake_ffmpeg(tmp_path, script))
+    with pytest.raises(JobFailedError) as caught:
+        write_mp4(_noise(), folder / "clip.mp4", 16, before_frame=_nothing)
+    assert caught.value.code == "internal"
+    assert list(folder.iterdir()) == []
+
+
+@_ffmpeg_ends_early
+def test_an_ffmpeg_that_stops_half_way_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; sys.stdin.buffer.read(128 * 128 * 3 * 5)"
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", _fake_ffmpeg(tmp_path, script))
+    with pytest.raises(JobFailedError, match=r"ffmpeg stopped at frame \d+ of 40 .* bytes are free in"):
+        write_mp4(_noise(), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+
+
+def test_no_ffmpeg_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "clip.mp4"
+    write_mp4(_moving_square(), path, 16, before_frame=_nothing)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "absent"))
+    with pytest.raises(JobFailedError, match=r"ffmpeg stopped at frame 0 of 9 .*absent"):
+        write_mp4(_moving_square(), path, 16, before_frame=_nothing)
+    with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
+        probe_mp4(path)
+
+
+@_ffmpeg_ends_early
+def test_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(JobFailedError, match="absent") as caught:
+        write_mp4(_moving_square(), tmp_path / "absent/clip.mp4", 16, before_frame=_nothing)
+    assert caught.value.code == "internal"
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.95])
+def test_a_file_that_is_not_whole_does_not_pass_the_probe(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "clip.mp4"
+    found = write_mp4(_noise(), path, 16, before_frame=_nothing)
+    path.write_bytes(path.read_bytes()[: int(found.bytes * kept)])
+    with pytest.raises(JobFailedError, match="is no video that ffmpeg can decode"):
+        probe_mp4(path)
+
+
+def test_probing_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(JobFailedError, match="No such file"):
+        probe_mp4(tmp_path / "absent.mp4")
