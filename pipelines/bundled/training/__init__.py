@@ -1,0 +1,1 @@
+"""Trains the bundled model from nothing; never imported by the server."""
