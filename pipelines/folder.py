@@ -78,9 +78,12 @@ def _check_weights(folder: Path) -> None:
         raise FolderError(f"{folder} has no weights (*.safetensors)")
     for path in paths:
         try:
+            path.open("rb").close()  # safe_open calls a file without read permission missing
             with safe_open(path, framework="np"):
                 pass
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
+            raise FolderError(f"{path} cannot be read: {error}") from error
+        except SafetensorError as error:
             raise FolderError(f"{path} is cut short or damaged: {error}") from error
 
 

@@ -113,6 +113,11 @@ DAMAGED_FILES = (
         _halved("tokenizer/tokenizer.json"),
         ("tokenizer/tokenizer.json is not valid JSON",),
     ),
+    Damage(
+        "weights not readable",
+        lambda d: (d / "vae/folder.safetensors").mkdir(),
+        ("vae/folder.safetensors cannot be read", "Is a directory"),
+    ),
     Damage("no weights", lambda d: (d / VAE).unlink(), ("/vae has no weights (*.safetensors)",)),
     Damage(
         "lost shard", _name_lost_shard, ("transformer/part-2.safetensors is missing", "index.json names it")
