@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from configs.settings import Settings, variable_name
+from server.serve import CLOSE_SECONDS
+from server.supervisor_handle import STOP_GRACE_SECONDS
 from tests.docker.dockerfile import REPOSITORY
 
 FIXED_IN_THE_IMAGE = {"REELWRIGHT_DATA_DIR", "REELWRIGHT_HOST", "REELWRIGHT_PORT"}
@@ -92,10 +94,11 @@ def test_build_points_at_the_dockerfile() -> None:
     )
 
 
-def test_stop_waits_longer_than_the_server_drains() -> None:
+def test_stop_waits_longer_than_the_server_takes() -> None:
     server = _server("compose.yaml")
     assert server["init"] is True
-    assert _seconds(server["stop_grace_period"]) > Settings.model_fields["drain_seconds"].default
+    longest_end = Settings().drain_seconds + STOP_GRACE_SECONDS + CLOSE_SECONDS
+    assert _seconds(server["stop_grace_period"]) > longest_end
     assert _seconds(_server("compose.yaml", STOP_GRACE_PERIOD="600s")["stop_grace_period"]) == 600
 
 
