@@ -29,7 +29,7 @@ class StartError(RuntimeError):
 
 
 class DrainingServer(uvicorn.Server):
-    """Goes on answering while the running job is drained; a second signal ends it at once."""
+    """Goes on answering while the running job is drained; a second signal ends the drain, a third all."""
 
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
@@ -40,8 +40,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for SIGTERM and SIGINT."""
         self._signals += 1
-        if self._signals > 1:
-            self.should_exit = self.force_exit = True
+        self.force_exit = self._signals > 2
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -49,7 +48,7 @@ class DrainingServer(uvicorn.Server):
             seconds = self._services.settings.drain_seconds
             logs.get_logger().info("draining", seconds=seconds)
             self._drain = asyncio.create_task(self._services.supervisor.drain(seconds))
-        if self._drain is not None and self._drain.done():
+        if self._signals > 1 or (self._drain is not None and self._drain.done()):
             self._services.feed.close()
             self.should_exit = True
         return await super().on_tick(counter)

@@ -74,7 +74,7 @@ class Supervisor:
             self._loop()
         finally:
             if self._worker is not None:
-                self._worker.kill()
+                self._worker.stop()
         if self._running is not None:
             self._running.give_back()
         self._reporter.stopped()

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from server.protocol import WorkerCommand, WorkerMessage
 from server.worker_process import WorkerStart, run_worker
 
+STOP_GRACE_SECONDS = 5.0
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -50,6 +51,12 @@ class WorkerHandle:
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._process.is_alive()
+
+    def stop(self) -> None:
+        """End the process: in order if it can do so soon, else by force."""
+        self._pipe.close()
+        self._process.join(STOP_GRACE_SECONDS)
+        self.kill()
 
     def kill(self) -> None:
         """End the process now, whatever it does, and wait for it."""

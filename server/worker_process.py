@@ -1,8 +1,8 @@
 """The worker process: torch, one warm model, one job at a time.
 
 Knows: the pipe to the supervisor and the pipelines package. Does not know: the job table, the queue, HTTP.
-Its main thread runs jobs; a second thread reads commands, so a cancel arrives in the middle of a step and
-the death of the supervisor ends the process at once.
+Its main thread runs jobs; a second thread reads commands, so that a cancel, and the end of the supervisor,
+are known in the middle of a step.
 """
 
 import os
@@ -34,6 +34,9 @@ from server.protocol import (
     WorkerMessage,
 )
 
+# For a job to stop and its memory to be freed in order, once the supervisor is gone.
+EXIT_GRACE_SECONDS = 4.0
+
 if TYPE_CHECKING:
     from pipelines import LoadedPipeline
 
@@ -48,39 +51,45 @@ class WorkerStart:
 
 
 def run_worker(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
-    """Entry point of the process. Returns, or exits, when the model cannot be used any more."""
+    """Entry point of the process. Returns when the supervisor has ended or the device is of no more use."""
     ignore_stop_signals()
     die_with_parent()
     logs.configure(start.settings, "worker")
-    inbox = Inbox(pipe)
-    inbox.start()
-    loaded = _load(start, pipe)
+    link = SupervisorLink(pipe)
+    link.start()
+    loaded = _load(start, link)
     if loaded is None:
         return
-    device_works = True
-    while device_works:
-        device_works = _run(loaded, inbox.next_job(), inbox, pipe)
+    while job := link.next_job():
+        if not _run(loaded, job, link):
+            return
 
 
-class Inbox:
-    """Reads commands as they come: jobs to run, and the one to cancel."""
+class SupervisorLink:
+    """The worker's end of the pipe. Jobs wait in a queue; a cancel is noted as it comes."""
 
     def __init__(self, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
         self._pipe = pipe
-        self._jobs: queue.Queue[RunJob] = queue.Queue()
+        self._jobs: queue.Queue[RunJob | None] = queue.Queue()
         self._cancelled: Claim | None = None
+        self._is_cut = False
 
     def start(self) -> None:
         """Start reading, in a thread that does not keep the process alive."""
-        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        threading.Thread(target=self._read, name="supervisor-link", daemon=True).start()
 
-    def next_job(self) -> RunJob:
-        """Wait for a job."""
+    def send(self, message: WorkerMessage) -> None:
+        """Tell the supervisor; when it is gone nobody needs to know."""
+        with suppress(OSError):
+            self._pipe.send(message)
+
+    def next_job(self) -> RunJob | None:
+        """Wait for a job; None when there will be none."""
         return self._jobs.get()
 
     def is_cancelled(self, claim: Claim) -> bool:
-        """Whether this attempt is to stop."""
-        return self._cancelled == claim
+        """Whether this attempt is to stop, by request or because the supervisor is gone."""
+        return self._is_cut or self._cancelled == claim
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
@@ -90,55 +99,44 @@ class Inbox:
                     self._cancelled = command.claim
                 else:
                     self._jobs.put(command)
-        os._exit(1)  # the supervisor is gone: nobody waits for this work
+        self._is_cut = True
+        self._jobs.put(None)
+        time.sleep(EXIT_GRACE_SECONDS)
+        os._exit(1)
 
 
-def _load(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerCommand]") -> "LoadedPipeline | None":
-    log = logs.get_logger()
-    began = time.perf_counter()
+def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
     try:
         from pipelines import load_pipeline
 
         loaded = load_pipeline(start.preset, device=start.settings.device, dtype=start.settings.dtype)
     except JobFailedError as error:
-        pipe.send(ModelLoadFailed(error.message, error.retryable))
+        link.send(ModelLoadFailed(error.message, error.retryable))
         return None
     except Exception as error:
-        log.exception("model_load_error")
-        pipe.send(ModelLoadFailed(f"{type(error).__name__}: {error}", retryable=False))
+        logs.get_logger().exception("model_load_error")
+        link.send(ModelLoadFailed(f"{type(error).__name__}: {error}", retryable=False))
         return None
-    seconds = time.perf_counter() - began
-    pipe.send(ModelLoaded(seconds, str(loaded.device), str(loaded.dtype).removeprefix("torch.")))
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    link.send(ModelLoaded(loaded.load_seconds, str(loaded.device), dtype))
     return loaded
 
 
-def _run(
-    loaded: "LoadedPipeline",
-    job: RunJob,
-    inbox: Inbox,
-    pipe: "Connection[WorkerMessage, WorkerCommand]",
-) -> bool:
+def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink) -> bool:
     """Run one job and report how it ends. Returns whether the device can take another one."""
     from pipelines import run_job
 
     claim = job.claim
-    log = logs.get_logger().bind(job=claim.job_id, attempt=claim.attempt)
     try:
-        events = run_job(
-            loaded, job.parameters, job.output_path, is_cancelled=lambda: inbox.is_cancelled(claim)
-        )
-        for event in events:
-            pipe.send(JobProgressed(claim, event))
+        for event in run_job(
+            loaded, job.parameters, job.output_path, is_cancelled=lambda: link.is_cancelled(claim)
+        ):
+            link.send(JobProgressed(claim, event))
     except JobCancelledError:
-        pipe.send(JobStopped(claim))
+        link.send(JobStopped(claim))
     except JobFailedError as error:
-        pipe.send(JobFailed(claim, JobError(error.code, error.message, error.retryable)))
+        link.send(JobFailed(claim, JobError(error.code, error.message, error.retryable)))
         return error.code != "internal" or _device_works()
-    except Exception as error:
-        log.exception("job_error")
-        message = f"{type(error).__name__}: {error}"
-        pipe.send(JobFailed(claim, JobError("internal", message, retryable=False)))
-        return _device_works()
     return True
 
 

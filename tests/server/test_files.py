@@ -1,0 +1,47 @@
+"""The data folder."""
+
+from pathlib import Path
+
+import pytest
+
+from server.files import DataFolder
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> DataFolder:
+    """An empty data folder."""
+    folder = DataFolder(tmp_path / "data")
+    folder.create()
+    return folder
+
+
+def test_attempts_have_files_of_their_own(files: DataFolder) -> None:
+    assert files.prepare("video_a", 1) == files.root / "videos/video_a/1.mp4"
+    assert files.prepare("video_a", 2) != files.prepare("video_a", 1)
+    assert files.video("video_a", 1).parent.is_dir()
+    files.sync("video_a")
+
+
+def test_removing_takes_everything_of_one_job(files: DataFolder) -> None:
+    files.prepare("video_a", 1).write_bytes(b"1")
+    kept = files.prepare("video_b", 1)
+    kept.write_bytes(b"1")
+    files.remove("video_a")
+    files.remove("video_a")
+    assert [path.name for path in files.videos.iterdir()] == ["video_b"]
+    assert kept.is_file()
+
+
+def test_only_videos_of_completed_jobs_stay(files: DataFolder) -> None:
+    kept = files.prepare("video_done", 2)
+    for path in (
+        kept,
+        files.video("video_done", 1),
+        kept.with_name(".2.0a1b.tmp.mp4"),
+        files.prepare("video_unknown", 1),
+        files.videos / "stray.mp4",
+    ):
+        path.write_bytes(b"1")
+    removed = files.remove_unknown({"video_done": 2, "video_gone": 1})
+    assert len(removed) == 4
+    assert [path for path in files.videos.rglob("*") if path.is_file()] == [kept]
