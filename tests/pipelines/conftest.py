@@ -13,9 +13,12 @@ from pipelines import LoadedPipeline, load_pipeline
 from tests.tiny_wan import tiny_preset, write_tiny_wan
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    # Tiny tensors on a shared machine: more threads only wait for each other.
+@pytest.fixture(autouse=True)
+def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny tensors on a shared machine: more threads would only wait for each other."""
+    if request.path.parent != Path(__file__).parent:
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -46,7 +46,10 @@ def _unclosed_pipes() -> Iterator[None]:
 
 def _ffmpeg_ends_early(test: Test) -> Test:
     """Marks for a test in which that happens."""
-    quiet = pytest.mark.filterwarnings("ignore:unclosed file <_io.FileIO:ResourceWarning")
+    quiet = pytest.mark.filterwarnings(
+        "ignore:unclosed file:ResourceWarning",
+        "ignore:Exception ignored in. <_io.BufferedWriter:pytest.PytestUnraisableExceptionWarning",
+    )
     marked: Test = quiet(pytest.mark.usefixtures("_unclosed_pipes")(test))
     return marked
 

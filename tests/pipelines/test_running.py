@@ -384,6 +384,10 @@ def test_jobs_on_a_gpu(preset: ModelPreset, params: JobParameters, tmp_path: Pat
     assert torch.cuda.memory_allocated() <= held + 2**20
     again, _ = _run(loaded, params, tmp_path / "c.mp4")
     assert again.file == first.file
-    huge = params.model_copy(update={"width": 2**16, "height": 2**16})
-    assert _fail(loaded, huge, tmp_path / "d.mp4").code == "out_of_memory"
+    larger = params.model_copy(update={"width": 256, "height": 256, "num_frames": 33})
+    torch.cuda.set_per_process_memory_fraction(1e-4)
+    try:
+        assert _fail(loaded, larger, tmp_path / "d.mp4").code == "out_of_memory"
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert _run(loaded, params, tmp_path / "e.mp4")[0].file == first.file
