@@ -108,15 +108,22 @@ def _outcome(
     emit: Callable[[JobEvent], None],
 ) -> Outcome:
     stages = StageRecorder(loaded.device, emit)
-    outcome: Outcome
-    try:
-        outcome = JobFinished(_run(loaded, params, output_path, flag, emit, stages))
-    except BaseException as error:  # the thread's border: whatever is not passed on would hang the caller
-        outcome = ended_by(error, stages.current, _shape(params, loaded))
+
+    def attempt(work: Callable[[], Outcome]) -> Outcome:
+        try:
+            return work()
+        except BaseException as error:  # whatever the thread does not pass on would hang the caller
+            return ended_by(error, stages.current, _shape(params, loaded))
+
+    outcome = attempt(lambda: JobFinished(_run(loaded, params, output_path, flag, emit, stages)))
+    return attempt(lambda: _with_memory_released(outcome, loaded.device))
+
+
+def _with_memory_released(outcome: Outcome, device: torch.device) -> Outcome:
     if not isinstance(outcome, JobFinished):
         # The frames that the exception went through still hold each other, and tensors.
         gc.collect()
-    release_memory(loaded.device)
+    release_memory(device)
     return outcome
 
 

@@ -365,6 +365,18 @@ def test_an_error_nobody_foresaw_is_internal_and_the_next_job_runs(
     _run(loaded, params, tmp_path / "clip.mp4")
 
 
+def test_a_device_that_breaks_does_not_hang_the_caller(
+    loaded: LoadedPipeline, params: JobParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("pipelines.running.release_memory", broken)
+    error = _fail(loaded, params, tmp_path / "clip.mp4")
+    assert error.code == "internal"
+    assert "an illegal memory access was encountered" in error.message
+
+
 def test_bfloat16_jobs_run(preset: ModelPreset, params: JobParameters, tmp_path: Path) -> None:
     loaded = load_pipeline(preset, device="cpu", dtype="bfloat16")
     result, _ = _run(loaded, params, tmp_path / "clip.mp4")
