@@ -69,6 +69,7 @@ def serve(settings: Settings) -> None:
         create_app(services),
         log_config=None,
         access_log=False,
+        ws="none",
         server_header=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )

@@ -66,8 +66,8 @@ def test_listening_to_strangers_takes_a_key_or_a_word() -> None:
 
 @pytest.mark.parametrize("field", Settings.model_fields)
 def test_every_setting_is_documented_with_its_default(field: str) -> None:
-    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    (row,) = [row for row in rows if f"`{variable_name(field)}`" in row]
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| `{variable_name(field)}` |")]
     default = Settings.model_fields[field].default
     shown = {None: "the model's", (): "none", True: "true", False: "false"}.get(default, str(default))
     assert f"| {shown} |" in row.replace("`", "")
