@@ -1,5 +1,6 @@
 """A tiny random Wan pipeline for the tests of this folder, loaded once."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,3 +55,9 @@ def params(preset: ModelPreset) -> JobParameters:
     """A job with the preset's defaults: 9 frames of 64x64, 3 steps, sparse, no guidance."""
     request = GenerationRequest(prompt="a red circle moving left", seed=5)
     return resolve(request, preset, preset.attention)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert [each.name for each in threading.enumerate() if each.name.startswith("reelwright")] == []
