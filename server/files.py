@@ -6,6 +6,7 @@ Knows: where a job's files lie, and how to remove those that no job knows. Does 
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -41,21 +42,25 @@ class DataFolder:
             finally:
                 os.close(descriptor)
 
+    def discard(self, job_id: str, attempt: int) -> None:
+        """Remove what one attempt left, whole or half, and the job's folder if nothing else is in it."""
+        folder = self.videos / job_id
+        for path in (self.video(job_id, attempt), *folder.glob(f".{attempt}.*")):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+
     def remove(self, job_id: str) -> None:
         """Remove everything of a job. A worker that still writes there is cleaned up after when it stops."""
         shutil.rmtree(self.videos / job_id, ignore_errors=True)
 
     def remove_unknown(self, completed_attempts: Mapping[str, int]) -> list[Path]:
         """Remove what is not the video of a completed job (id -> attempt). Returns what was removed."""
-        removed: list[Path] = []
+        known = {self.video(job_id, attempt) for job_id, attempt in completed_attempts.items()}
+        strangers = [path for path in self.videos.rglob("*") if path.is_file() and path not in known]
+        for path in strangers:
+            path.unlink(missing_ok=True)
         for folder in self.videos.iterdir():
-            attempt = completed_attempts.get(folder.name)
-            if attempt is None or not folder.is_dir():
-                shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
-                removed.append(folder)
-                continue
-            strangers = [path for path in folder.iterdir() if path != self.video(folder.name, attempt)]
-            for path in strangers:
-                path.unlink()
-            removed += strangers
-        return removed
+            with suppress(OSError):  # not empty: a video is in it
+                folder.rmdir()
+        return strangers

@@ -66,7 +66,6 @@ class ModelLoadFailed:
 class JobProgressed:
     """Worker to supervisor: an event of the running job; JobFinished is the last one."""
 
-    claim: Claim
     event: JobEvent
 
 
@@ -74,14 +73,11 @@ class JobProgressed:
 class JobStopped:
     """Worker to supervisor: stopped as asked."""
 
-    claim: Claim
-
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
     """Worker to supervisor: ended without a video."""
 
-    claim: Claim
     error: JobError
 
 

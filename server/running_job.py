@@ -10,7 +10,7 @@ from configs.job import JobFinished, JobResult, StageFinished, StageStarted, Ste
 from server import logs, progress
 from server.claims import Claim, ClaimLostError, ClaimTable
 from server.files import DataFolder
-from server.job import Job
+from server.job import Job, JobError
 from server.protocol import CancelJob, JobFailed, JobProgressed, JobStopped, RunJob
 from server.worker_handle import WorkerHandle
 
@@ -20,14 +20,23 @@ class RunningJob:
 
     def __init__(self, job: Job, worker: WorkerHandle, claims: ClaimTable, files: DataFolder) -> None:
         self.has_ended = False
+        self._job = job
         self._claim = Claim(job.id, job.attempt)
         self._worker = worker
         self._claims = claims
         self._files = files
         self._cancel_sent = False
         self._log = logs.get_logger().bind(job=job.id, attempt=job.attempt)
-        self._log.info("job_started", model=job.model, steps=job.total_steps)
-        worker.send(RunJob(self._claim, job.parameters, files.prepare(job.id, job.attempt)))
+
+    def start(self) -> None:
+        """Hand the job to the worker; if its folder cannot be made, it has ended."""
+        self._log.info("job_started", model=self._job.model, steps=self._job.total_steps)
+        try:
+            path = self._files.prepare(self._claim.job_id, self._claim.attempt)
+        except OSError as error:
+            self.handle(JobFailed(JobError("internal", f"the data folder: {error}", retryable=True)))
+            return
+        self._worker.send(RunJob(self._claim, self._job.parameters, path))
 
     def check(self) -> None:
         """Pass on a cancel, or the job's deletion, to the worker."""
@@ -68,19 +77,19 @@ class RunningJob:
 
     def _record(self, message: JobProgressed | JobStopped | JobFailed) -> None:
         match message:
-            case JobProgressed(_, StageStarted(stage)):
+            case JobProgressed(StageStarted(stage)):
                 self._claims.enter_stage(self._claim, stage, progress.at_stage(stage))
-            case JobProgressed(_, StageFinished(stage, seconds)):
+            case JobProgressed(StageFinished(stage, seconds)):
                 self._claims.finish_stage(self._claim, stage, seconds)
-            case JobProgressed(_, StepFinished() as step):
+            case JobProgressed(StepFinished() as step):
                 self._finish_step(step)
-            case JobProgressed(_, JobFinished(result)):
+            case JobProgressed(JobFinished(result)):
                 self._complete(result)
             case JobStopped():
                 self._claims.finish_cancel(self._claim)
                 self._discard()
                 self._log.info("job_cancelled")
-            case JobFailed(_, error):
+            case JobFailed(error):
                 self._claims.fail(self._claim, error)
                 self._discard()
                 self._log.warning("job_failed", code=error.code, message=error.message)
@@ -93,7 +102,12 @@ class RunningJob:
 
     def _complete(self, result: JobResult) -> None:
         self._claims.enter_stage(self._claim, "store", progress.at_stage("store"))
-        self._files.sync(self._claim.job_id)
+        try:
+            self._files.sync(self._claim.job_id)
+        except FileNotFoundError:  # deleted just now: then the write below finds the claim lost
+            gone = JobError("internal", "the finished file is gone from the data folder", retryable=True)
+            self._claims.fail(self._claim, gone)
+            return
         self._claims.complete(self._claim, result)
         self._log.info(
             "job_completed", seconds=round(result.metrics.total_seconds, 3), bytes=result.file.bytes
@@ -105,4 +119,4 @@ class RunningJob:
             self._worker.send(CancelJob(self._claim))
 
     def _discard(self) -> None:
-        self._files.remove(self._claim.job_id)
+        self._files.discard(self._claim.job_id, self._claim.attempt)

@@ -125,8 +125,15 @@ class Supervisor:
         elif self._load_error is not None:
             self._fail_queue(self._load_error)
         elif self._worker is not None and self._reporter.state == "ready" and self._drain_until is None:
-            job = self._claims.claim(self._model)
-            self._running = RunningJob(job, self._worker, self._claims, self._files) if job else None
+            self._run_next(self._worker)
+
+    def _run_next(self, worker: WorkerHandle) -> None:
+        job = self._claims.claim(self._model)
+        if job is None:
+            return
+        running = RunningJob(job, worker, self._claims, self._files)
+        running.start()
+        self._running = None if running.has_ended else running
 
     def _fail_queue(self, reason: str) -> None:
         while job := self._claims.claim(self._model):

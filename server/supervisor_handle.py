@@ -6,6 +6,7 @@ Knows: the process and its pipe. Does not know: what the supervisor does.
 import asyncio
 import multiprocessing
 import select
+import threading
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -29,6 +30,7 @@ class SupervisorHandle:
         self._start = start
         self._process: SpawnProcess | None = None
         self._pipe: Connection[ApiMessage, None] | None = None
+        self._sending = threading.Lock()  # wake() is called from the threads of requests
         self._keeper: asyncio.Task[None] | None = None
         self.is_stopping = False
 
@@ -57,8 +59,7 @@ class SupervisorHandle:
         self.is_stopping = True
         if self._process is None:
             return
-        if self._pipe is not None:
-            self._pipe.close()
+        self._close_pipe()
         self._process.join(STOP_GRACE_SECONDS)
         self._process.kill()
         self._process.join()
@@ -79,8 +80,7 @@ class SupervisorHandle:
                 await asyncio.sleep(seconds)
 
     def _launch(self) -> SpawnProcess:
-        if self._pipe is not None:
-            self._pipe.close()
+        self._close_pipe()
         self._pipe, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(
             target=run_supervisor, args=(self._start, theirs), name="reelwright-supervisor"
@@ -89,15 +89,21 @@ class SupervisorHandle:
         theirs.close()
         return self._process
 
+    def _close_pipe(self) -> None:
+        with self._sending:
+            if self._pipe is not None:
+                self._pipe.close()
+
     def _send(self, message: ApiMessage) -> bool:
-        if self._pipe is None:
-            return False
-        poll = select.poll()
-        poll.register(self._pipe, select.POLLOUT)
-        if not poll.poll(0):
-            return False  # nobody has read for long, and a full pipe holds enough wake-ups
-        try:
-            self._pipe.send(message)
-        except OSError:
-            return False
-        return True
+        with self._sending:
+            if self._pipe is None or self._pipe.closed:
+                return False
+            poll = select.poll()
+            poll.register(self._pipe, select.POLLOUT)
+            if not poll.poll(0):
+                return False  # nobody has read for long, and a full pipe holds enough wake-ups
+            try:
+                self._pipe.send(message)
+            except OSError:
+                return False
+            return True

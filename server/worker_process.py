@@ -131,11 +131,11 @@ def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink) -> bool:
         for event in run_job(
             loaded, job.parameters, job.output_path, is_cancelled=lambda: link.is_cancelled(claim)
         ):
-            link.send(JobProgressed(claim, event))
+            link.send(JobProgressed(event))
     except JobCancelledError:
-        link.send(JobStopped(claim))
+        link.send(JobStopped())
     except JobFailedError as error:
-        link.send(JobFailed(claim, JobError(error.code, error.message, error.retryable)))
+        link.send(JobFailed(JobError(error.code, error.message, error.retryable)))
         return error.code != "internal" or _device_works()
     return True
 

@@ -32,6 +32,17 @@ def test_removing_takes_everything_of_one_job(files: DataFolder) -> None:
     assert kept.is_file()
 
 
+def test_discarding_takes_one_attempt_and_its_temporary_files(files: DataFolder) -> None:
+    first, second = files.prepare("video_a", 1), files.prepare("video_a", 12)
+    for path in (first, first.with_name(".1.0a1b.tmp.mp4"), second, second.with_name(".12.0a1b.tmp.mp4")):
+        path.write_bytes(b"1")
+    files.discard("video_a", 1)
+    assert sorted(path.name for path in first.parent.iterdir()) == [".12.0a1b.tmp.mp4", "12.mp4"]
+    files.discard("video_a", 12)
+    assert not first.parent.exists()
+    files.discard("video_a", 12)
+
+
 def test_only_videos_of_completed_jobs_stay(files: DataFolder) -> None:
     kept = files.prepare("video_done", 2)
     for path in (
@@ -44,4 +55,5 @@ def test_only_videos_of_completed_jobs_stay(files: DataFolder) -> None:
         path.write_bytes(b"1")
     removed = files.remove_unknown({"video_done": 2, "video_gone": 1})
     assert len(removed) == 4
-    assert [path for path in files.videos.rglob("*") if path.is_file()] == [kept]
+    assert files.root.joinpath("videos").is_dir()
+    assert list(files.videos.rglob("*")) == [kept.parent, kept]
