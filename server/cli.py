@@ -25,8 +25,6 @@ def main() -> None:
         app()
     except SettingsError as error:
         _end(f"error: {error}", 2)
-    except KeyboardInterrupt:
-        _end("interrupted", 130)
 
 
 @app.callback(invoke_without_command=True)
@@ -86,9 +84,9 @@ def generate_command(
         )
     except ValidationError as error:
         raise SettingsError(problem_of_body(error, GenerationRequest).message) from error
-    planned, console = plan(settings, request, output), Console(stderr=True)
+    planned = plan(settings, request, output)
     try:
-        report(planned, run(planned, console), console)
+        report(planned, run(planned, Console(stderr=True)), Console())
     except JobFailedError as error:
         _end(f"error: {error.code}: {error.message}", 1)
     except JobCancelledError:

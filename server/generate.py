@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from configs.job import JobFinished, JobParameters, JobResult, StageStarted, StepFinished
@@ -95,9 +96,9 @@ def report(plan: Plan, result: JobResult, console: Console) -> None:
         "memory": f"{metrics.peak_memory_bytes / 2**20:.0f} MiB at peak",
     }
     for name, text in lines.items():
-        console.print(f"[bold]{name:>9}[/]  {text}", highlight=False)
+        console.print(f"[bold]{name:>9}[/]  {escape(text)}", highlight=False, soft_wrap=True)
     for warning in result.warnings:
-        console.print(f"[yellow]  warning[/]  {warning}", highlight=False)
+        console.print(f"[yellow]  warning[/]  {escape(warning)}", highlight=False, soft_wrap=True)
 
 
 def _bar(console: Console) -> Progress:

@@ -32,6 +32,8 @@ def configure(settings: Settings, process: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    # It warns about every malformed form, which is the client's affair.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr, format="%(name)s: %(message)s")
 
 

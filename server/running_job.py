@@ -52,7 +52,6 @@ class RunningJob:
         try:
             self._record(message)
         except ClaimLostError:
-            self._log.info("claim_lost")
             if is_last:
                 self._discard()
             else:
@@ -116,6 +115,7 @@ class RunningJob:
     def _cancel(self) -> None:
         if not self._cancel_sent:
             self._cancel_sent = True
+            self._log.info("job_cancelling")
             self._worker.send(CancelJob(self._claim))
 
     def _discard(self) -> None:

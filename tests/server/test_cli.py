@@ -1,8 +1,10 @@
 """The command line: flags, exit codes and errors of one line."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,7 @@ def test_impossible_wishes_end_with_2_and_one_line(
 
 
 def test_generate_writes_the_video_and_says_what_ran(model_file: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.mp4"
+    output = tmp_path / "[red]out.mp4"
     output.write_bytes(b"an old file")
     model = ("--model", str(model_file), "--device", "cpu", "--dtype", "float32")
     ended = run(
@@ -78,12 +80,39 @@ def test_generate_writes_the_video_and_says_what_ran(model_file: Path, tmp_path:
     )
     assert ended.returncode == 0, ended.stderr
     assert output.read_bytes()[4:8] == b"ftyp"
-    said = " ".join(ended.stderr.split())
+    said = " ".join(ended.stdout.split())
     for part in (str(output), "64x64, 9 frames at 8 fps", "seed 5", "tiny-wan on cpu in float32"):
         assert part in said
     assert "anchor_local (torch), density 0." in said
     assert "4 steps of 0." in said
     assert "MiB at peak" in said
+
+
+def test_an_interrupted_generate_leaves_nothing(model_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.mp4"
+    model = ("--model", str(model_file), "--device", "cpu", "--dtype", "float32")
+    command = (
+        sys.executable,
+        "-m",
+        "server.cli",
+        "generate",
+        "x",
+        "-o",
+        str(output),
+        "--steps",
+        "1000",
+        *model,
+    )
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while "libtorch" not in maps.read_text():  # by then it listens for the signal
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert "interrupted; nothing was written" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_generate_says_in_one_line_why_a_model_does_not_load(tmp_path: Path) -> None:
