@@ -33,11 +33,13 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What a submission writes."""
+    """What a submission writes. Submissions with one idempotency key make one job."""
 
     parameters: JobParameters
     attention_asked: AttentionOverrides | None
     metadata: dict[str, str]
+    request_sha256: str
+    idempotency_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Job:
     parameters: JobParameters
     attention_asked: AttentionOverrides | None
     metadata: dict[str, str]
+    idempotency_key: str | None
+    request_sha256: str
     shape: str
     total_steps: int
     attempt: int

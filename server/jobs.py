@@ -40,14 +40,34 @@ class QueueCounts:
     oldest_created_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The job of a submission; not new when its idempotency key was known."""
+
+    job: Job
+    is_new: bool
+
+
+class IdempotencyConflictError(Exception):
+    """The idempotency key belongs to another request's job."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+
 class JobTable:
     """Jobs, by id. Every method is one transaction; when it returns, the change is on disk."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def submit(self, new: NewJob) -> Job:
-        """Write a queued job."""
+    def submit(self, new: NewJob) -> Submission:
+        """Write a queued job, or find the one that was written with the same idempotency key.
+
+        Raises:
+            IdempotencyConflictError: the key was used for another request.
+        """
         asked = new.attention_asked
         values = {
             "id": new_job_id(),
@@ -55,12 +75,20 @@ class JobTable:
             "parameters": new.parameters.model_dump_json(),
             "attention_asked": asked.model_dump_json(exclude_none=True) if asked else None,
             "metadata": json.dumps(new.metadata),
+            "idempotency_key": new.idempotency_key,
+            "request_sha256": new.request_sha256,
             "shape": shape_key(new.parameters),
             "total_steps": new.parameters.num_inference_steps,
             "now": time.time(),
         }
         with self._database.write() as connection:
-            return Job.from_row(connection.execute(_SQL["submit"], values).fetchone())
+            row = connection.execute(_SQL["submit"], values).fetchone()
+            if row is not None:
+                return Submission(Job.from_row(row), is_new=True)
+            known = Job.from_row(connection.execute(_SQL["get_by_idempotency_key"], values).fetchone())
+        if known.request_sha256 != new.request_sha256:
+            raise IdempotencyConflictError(known.id)
+        return Submission(known, is_new=False)
 
     def get(self, job_id: str) -> Job | None:
         """The job, or None."""

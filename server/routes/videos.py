@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from server.bodies import read_body
@@ -31,16 +31,25 @@ POLL_AFTER_MIN_MS, POLL_AFTER_MAX_MS = 200, 10_000
         }
     },
 )
-async def create_video(request: Request, response: Response, services: ServicesParam) -> Video:
-    """Submit a job. It is on disk before the answer is sent."""
+async def create_video(
+    request: Request,
+    response: Response,
+    services: ServicesParam,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> Video:
+    """Submit a job. It is on disk before the answer is sent.
+
+    The same request with the same Idempotency-Key is answered with the same job, and 200.
+    """
     try:
         body = await read_body(request, VideoRequest)
-        job = await run_in_threadpool(submit, services, body)
+        submission = await run_in_threadpool(submit, services, body, idempotency_key)
     except ApiError as error:
         services.http_metrics.reject(error.code)
         raise
-    response.headers["Location"] = f"/v1/videos/{job.id}"
-    return _present(services, job, response)
+    response.status_code = 202 if submission.is_new else 200
+    response.headers["Location"] = f"/v1/videos/{submission.job.id}"
+    return _present(services, submission.job, response)
 
 
 @router.get("/v1/videos")

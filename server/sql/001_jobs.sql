@@ -9,6 +9,8 @@ CREATE TABLE jobs (
     parameters        TEXT NOT NULL,                -- JobParameters
     attention_asked   TEXT,                         -- AttentionOverrides of the request
     metadata          TEXT NOT NULL,                -- JSON object of strings, echoed
+    idempotency_key   TEXT UNIQUE,                  -- the client's; a repeated submission finds its job
+    request_sha256    TEXT NOT NULL,                -- of the request as it was understood
     shape             TEXT NOT NULL,                -- jobs of one shape take the same time per step
     total_steps       INTEGER NOT NULL,
     attempt           INTEGER NOT NULL DEFAULT 0,   -- number of the claim; fences every worker write

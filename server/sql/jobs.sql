@@ -1,7 +1,14 @@
 -- name: submit
-INSERT INTO jobs (id, model, parameters, attention_asked, metadata, shape, total_steps, created_at)
-VALUES (:id, :model, :parameters, :attention_asked, :metadata, :shape, :total_steps, :now)
+-- No row when the idempotency key was used before.
+INSERT INTO jobs (id, model, parameters, attention_asked, metadata, idempotency_key, request_sha256, shape,
+                  total_steps, created_at)
+VALUES (:id, :model, :parameters, :attention_asked, :metadata, :idempotency_key, :request_sha256, :shape,
+        :total_steps, :now)
+ON CONFLICT (idempotency_key) DO NOTHING
 RETURNING *;
+
+-- name: get_by_idempotency_key
+SELECT * FROM jobs WHERE idempotency_key = :idempotency_key;
 
 -- name: get
 SELECT * FROM jobs WHERE id = :id;

@@ -24,7 +24,9 @@ def parameters(model: str = "tiny-wan", steps: int = 4) -> JobParameters:
 
 def new_job(model: str = "tiny-wan", steps: int = 4) -> NewJob:
     """A submission of that clip."""
-    return NewJob(parameters(model, steps), attention_asked=None, metadata={"owner": "test"})
+    return NewJob(
+        parameters(model, steps), attention_asked=None, metadata={"owner": "test"}, request_sha256="f" * 64
+    )
 
 
 def result() -> JobResult:

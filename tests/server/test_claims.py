@@ -40,7 +40,7 @@ def claim_until_empty(path: Path, results: "multiprocessing.Queue[list[tuple[str
 
 def test_the_oldest_job_of_the_model_is_claimed(jobs: JobTable, claims: ClaimTable) -> None:
     jobs.submit(new_job("other-model"))
-    first = jobs.submit(new_job()).id
+    first = jobs.submit(new_job()).job.id
     jobs.submit(new_job())
     job = claims.claim("tiny-wan")
     assert job is not None
@@ -49,7 +49,7 @@ def test_the_oldest_job_of_the_model_is_claimed(jobs: JobTable, claims: ClaimTab
 
 
 def test_four_processes_never_claim_the_same_job(jobs: JobTable, database: Database) -> None:
-    submitted = {jobs.submit(new_job()).id for _ in range(80)}
+    submitted = {jobs.submit(new_job()).job.id for _ in range(80)}
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     processes = [spawn.Process(target=claim_until_empty, args=(database.path, results)) for _ in range(4)]
@@ -95,7 +95,7 @@ def test_progress_never_falls(jobs: JobTable, claims: ClaimTable) -> None:
 
 
 def test_every_write_raises_the_version(jobs: JobTable, claims: ClaimTable) -> None:
-    versions = [jobs.submit(new_job()).version]
+    versions = [jobs.submit(new_job()).job.version]
     claim = claim_of(claims.claim("tiny-wan"))
     versions.append(the(jobs, claim).version)
     claims.enter_stage(claim, "denoise", 2)
@@ -156,7 +156,7 @@ def test_a_job_that_was_to_be_cancelled_does_not_run_again(
 
 
 def test_a_requeued_job_is_the_next_one(jobs: JobTable, claims: ClaimTable) -> None:
-    first = jobs.submit(new_job()).id
+    first = jobs.submit(new_job()).job.id
     jobs.submit(new_job())
     claims.requeue(claim_of(claims.claim("tiny-wan")))
     assert claim_of(claims.claim("tiny-wan")) == Claim(first, 2)

@@ -44,7 +44,7 @@ def test_a_queued_job_waits_for_the_running_one_too(jobs: JobTable, claims: Clai
     complete_one(jobs, claims)
     jobs.submit(new_job())
     running = claims.claim("tiny-wan")
-    queued = jobs.submit(new_job())
+    queued = jobs.submit(new_job()).job
     assert running is not None
     place = jobs.queue("tiny-wan")[queued.id]
     eta = eta_seconds(jobs, queued, place, [running])

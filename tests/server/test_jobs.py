@@ -1,10 +1,12 @@
 """The job table as the HTTP side sees it."""
 
+import dataclasses
+
 import pytest
 
 from server.claims import Claim, ClaimTable
 from server.job import Job, new_job_id
-from server.jobs import JobTable, QueueCounts, QueuePlace
+from server.jobs import IdempotencyConflictError, JobTable, QueueCounts, QueuePlace
 from tests.server.samples import new_job, parameters, result
 
 
@@ -25,12 +27,25 @@ def complete_one(jobs: JobTable, claims: ClaimTable, model: str = "tiny-wan") ->
 
 
 def test_a_submitted_job_reads_back_whole(jobs: JobTable) -> None:
-    submitted = jobs.submit(new_job())
+    submitted = jobs.submit(new_job()).job
     assert jobs.get(submitted.id) == submitted
     assert (submitted.status, submitted.version, submitted.attempt) == ("queued", 1, 0)
     assert submitted.parameters == parameters()
     assert submitted.metadata == {"owner": "test"}
     assert not submitted.is_final
+
+
+def test_a_repeated_idempotency_key_finds_its_job(jobs: JobTable) -> None:
+    new = dataclasses.replace(new_job(), idempotency_key="once")
+    first = jobs.submit(new)
+    assert first.is_new
+    again = jobs.submit(dataclasses.replace(new, parameters=parameters(steps=5)))
+    assert (again.job, again.is_new) == (first.job, False)
+    with pytest.raises(IdempotencyConflictError) as caught:
+        jobs.submit(dataclasses.replace(new, request_sha256="0" * 64))
+    assert caught.value.job_id == first.job.id
+    jobs.delete(first.job.id)
+    assert jobs.submit(new).is_new
 
 
 def test_an_unknown_id_is_none(jobs: JobTable) -> None:
@@ -40,13 +55,13 @@ def test_an_unknown_id_is_none(jobs: JobTable) -> None:
 
 
 def test_ids_sort_by_submission(jobs: JobTable) -> None:
-    ids = [jobs.submit(new_job()).id for _ in range(20)]
+    ids = [jobs.submit(new_job()).job.id for _ in range(20)]
     assert ids == sorted(ids)
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_pages_show_every_job_once(jobs: JobTable, order: str) -> None:
-    ids = [jobs.submit(new_job()).id for _ in range(7)]
+    ids = [jobs.submit(new_job()).job.id for _ in range(7)]
     seen: list[str] = []
     after = None
     while page := jobs.page(after=after, limit=3, order="asc" if order == "asc" else "desc", status=None):
@@ -56,21 +71,21 @@ def test_pages_show_every_job_once(jobs: JobTable, order: str) -> None:
 
 
 def test_paging_goes_on_after_a_deleted_job(jobs: JobTable) -> None:
-    first, second, third = (jobs.submit(new_job()).id for _ in range(3))
+    first, second, third = (jobs.submit(new_job()).job.id for _ in range(3))
     jobs.delete(second)
     assert [job.id for job in jobs.page(after=second, limit=9, order="asc", status=None)] == [third]
     assert [job.id for job in jobs.page(after=second, limit=9, order="desc", status=None)] == [first]
 
 
 def test_pages_filter_by_status(jobs: JobTable) -> None:
-    kept, cancelled = jobs.submit(new_job()).id, jobs.submit(new_job()).id
+    kept, cancelled = jobs.submit(new_job()).job.id, jobs.submit(new_job()).job.id
     jobs.cancel(cancelled)
     assert [job.id for job in jobs.page(after=None, limit=9, order="asc", status="queued")] == [kept]
     assert [job.id for job in jobs.page(after=None, limit=9, order="asc", status="cancelled")] == [cancelled]
 
 
 def test_cancelling_a_queued_job_is_immediate_and_idempotent(jobs: JobTable, claims: ClaimTable) -> None:
-    job_id = jobs.submit(new_job()).id
+    job_id = jobs.submit(new_job()).job.id
     first = jobs.cancel(job_id)
     assert first is not None
     assert first.status == "cancelled"
@@ -80,7 +95,7 @@ def test_cancelling_a_queued_job_is_immediate_and_idempotent(jobs: JobTable, cla
 
 
 def test_cancelling_a_running_job_asks_for_it_once(jobs: JobTable, claims: ClaimTable) -> None:
-    job_id = jobs.submit(new_job()).id
+    job_id = jobs.submit(new_job()).job.id
     claims.claim("tiny-wan")
     first = jobs.cancel(job_id)
     assert first is not None
@@ -96,8 +111,8 @@ def test_cancelling_a_completed_job_changes_nothing(jobs: JobTable, claims: Clai
 
 def test_the_queue_knows_places_and_measured_seconds(jobs: JobTable, claims: ClaimTable) -> None:
     complete_one(jobs, claims)
-    first, second = jobs.submit(new_job(steps=4)).id, jobs.submit(new_job(steps=8)).id
-    timing = jobs.timing(jobs.submit(new_job("other-model")).shape)
+    first, second = jobs.submit(new_job(steps=4)).job.id, jobs.submit(new_job(steps=8)).job.id
+    timing = jobs.timing(jobs.submit(new_job("other-model")).job.shape)
     assert timing is None
     queue = jobs.queue("tiny-wan")
     assert [queue[first].position, queue[second].position] == [1, 2]
@@ -110,12 +125,12 @@ def test_the_queue_knows_places_and_measured_seconds(jobs: JobTable, claims: Cla
 
 
 def test_an_unmeasured_shape_ahead_makes_the_wait_unknown(jobs: JobTable) -> None:
-    job = jobs.submit(new_job())
+    job = jobs.submit(new_job()).job
     assert jobs.queue("tiny-wan") == {job.id: QueuePlace(1, None)}
 
 
 def test_counts_are_per_model(jobs: JobTable, claims: ClaimTable) -> None:
-    oldest = jobs.submit(new_job())
+    oldest = jobs.submit(new_job()).job
     jobs.submit(new_job())
     jobs.submit(new_job("other-model"))
     claims.claim("other-model")

@@ -142,6 +142,20 @@ def test_a_form_says_the_same_as_json(client: httpx.Client, server: RunningServe
     assert server.wait_for_job(video["id"])["status"] == "completed"
 
 
+def test_a_repeated_submission_is_one_job(client: httpx.Client) -> None:
+    body, headers = {"prompt": "a red circle", "seconds": 1}, {"idempotency-key": "order-7"}
+    first = client.post("/v1/videos", json=body, headers=headers)
+    again = client.post("/v1/videos", json=body, headers=headers)
+    as_form = client.post("/v1/videos", files={k: (None, str(v)) for k, v in body.items()}, headers=headers)
+    assert [answer.status_code for answer in (first, again, as_form)] == [202, 200, 200]
+    assert first.json()["id"] == again.json()["id"] == as_form.json()["id"]
+    assert again.headers["location"] == first.headers["location"]
+    error = error_of(client.post("/v1/videos", json=body | {"seed": 1}, headers=headers), 422)
+    assert (error["code"], error["param"]) == ("idempotency_conflict", "Idempotency-Key")
+    assert first.json()["id"] in error["message"]
+    error_of(client.post("/v1/videos", json=body, headers={"idempotency-key": "k" * 256}), 400)
+
+
 @pytest.mark.parametrize(("fields", "param", "hint"), BAD_FIELDS, ids=lambda value: str(value)[:40])
 def test_a_bad_field_is_named_and_nothing_is_queued(
     client: httpx.Client, fields: dict[str, Any], param: str, hint: str
