@@ -24,7 +24,7 @@ from pipelines.bundled.training.evaluate import evaluate
 from pipelines.bundled.training.plans import FULL, SMALL, Plan
 from pipelines.bundled.training.ranks import Clock, Ranks
 from pipelines.bundled.training.records import RunLog, pack
-from pipelines.bundled.training.train_transformer import Denoiser, new_denoiser, train_transformer
+from pipelines.bundled.training.train_transformer import Bucket, Denoiser, new_denoiser, train_transformer
 from pipelines.bundled.training.train_vae import train_vae
 
 LOG_NAME = "log.jsonl"
@@ -62,6 +62,8 @@ def _run_transformer(
     arguments: argparse.Namespace, ranks: Ranks, clock: Clock, log: RunLog, plan: Plan
 ) -> None:
     chosen = replace(plan.transformer, **_overrides(arguments))
+    if arguments.largest_share is not None:
+        chosen = replace(chosen, buckets=_with_largest(chosen.buckets, arguments.largest_share))
     vae = AutoencoderKLWan.from_pretrained(arguments.vae)
     denoiser = _load(arguments.resume) if arguments.resume else new_denoiser(chosen, arguments.seed)
     denoiser = train_transformer(
@@ -109,8 +111,25 @@ def _save(denoiser: Denoiser, vae: AutoencoderKLWan, output: Path) -> None:
         pack(folder, output)
 
 
+def _with_largest(buckets: tuple[Bucket, ...], share: float) -> tuple[Bucket, ...]:
+    """The first size gets this share of the time and the steps; the others keep their proportions."""
+    rest = (1 - share) / sum(bucket.share for bucket in buckets[1:])
+    return (
+        replace(buckets[0], share=share),
+        *(replace(bucket, share=bucket.share * rest) for bucket in buckets[1:]),
+    )
+
+
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("encode_seconds", "distill_seconds", "batch", "learning_rate", "guidance", "sparse_share")
+    names = (
+        "encode_seconds",
+        "distill_seconds",
+        "batch",
+        "learning_rate",
+        "guidance",
+        "sparse_share",
+        "time_shift",
+    )
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
@@ -130,6 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="clips a step on one device")
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--guidance", type=float, help="scale that is distilled into one pass")
+    parser.add_argument("--largest-share", type=float, help="share of steps at the largest clip size")
+    parser.add_argument("--time-shift", type=float, help="weight of the noisiest times; 5 is the sampler's")
     parser.add_argument("--sparse-share", type=float, help="share of steps under sparse attention")
     return parser
 

@@ -41,13 +41,12 @@ class Setting:
 # In order of importance: the time may not suffice for all.
 SETTINGS = (
     Setting(10, 1.0),
+    Setting(10, 2.0),
     Setting(10, 1.0, sparse=True),
-    Setting(8, 1.0),
+    Setting(10, 2.0, sparse=True),
+    Setting(8, 2.0),
     Setting(12, 1.0),
-    Setting(10, 2.5),
-    Setting(12, 2.5),
     Setting(10, 1.0, side=96),
-    Setting(8, 2.5),
     Setting(10, 1.0, side=64, frames=17),
 )
 

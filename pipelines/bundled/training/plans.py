@@ -27,7 +27,7 @@ FULL = Plan(
     prompts=200,
     sample_batch=50,
     vae_reserve_seconds=25,
-    reserve_seconds=65,
+    reserve_seconds=45,
 )
 SMALL = Plan(
     vae=VaePlan(

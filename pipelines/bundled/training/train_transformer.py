@@ -66,6 +66,7 @@ class TransformerPlan:
     batch: int = 48
     learning_rate: float = 1.5e-3
     distill_learning_rate: float = 3e-4
+    time_shift: float = FLOW_SHIFT
     guidance: float = 2.0
     sparse_share: float = 0.25
     compile: bool = True
@@ -266,7 +267,8 @@ class _Run:
         clean = bucket.latents[chosen].float()
         # One draw in each of B equal parts of [0, 1]: the same distribution with less variance.
         uniform = (torch.randperm(batch, device=device) + torch.rand(batch, device=device)) / batch
-        time = FLOW_SHIFT * uniform / (1 + (FLOW_SHIFT - 1) * uniform)
+        shift = self.plan.time_shift
+        time = shift * uniform / (1 + (shift - 1) * uniform)
         return Example(clean, torch.randn_like(clean), time, ids)
 
     @torch.no_grad()
