@@ -9,7 +9,7 @@ from contextlib import closing
 
 from server.database import Database
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 
 
 class ChangeFeed:

@@ -20,6 +20,7 @@ from server.http_metrics import HttpMetrics
 from server.jobs import JobTable
 from server.metrics import JobCollector
 from server.present import Presenter
+from server.snapshots import Snapshots
 from server.supervisor_handle import SupervisorHandle
 from server.workers import Worker, WorkerTable
 
@@ -38,6 +39,7 @@ class Services:
     workers: WorkerTable
     presenter: Presenter
     feed: ChangeFeed
+    snapshots: Snapshots
     registry: CollectorRegistry
     http_metrics: HttpMetrics
     started_at: float = field(default_factory=time.time)
@@ -57,6 +59,8 @@ def build_services(
     """Put the parts together. Nothing is started."""
     database = Database(files.database)
     jobs = JobTable(database)
+    presenter = Presenter(jobs, preset.name)
+    feed = ChangeFeed(database)
     registry = CollectorRegistry()
     registry.register(JobCollector(database, preset.name))
     return Services(
@@ -68,8 +72,9 @@ def build_services(
         supervisor=supervisor,
         jobs=jobs,
         workers=WorkerTable(database),
-        presenter=Presenter(jobs, preset.name),
-        feed=ChangeFeed(database),
+        presenter=presenter,
+        feed=feed,
+        snapshots=Snapshots(jobs, presenter, feed),
         registry=registry,
         http_metrics=HttpMetrics(registry),
     )

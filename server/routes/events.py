@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from server.errors import ApiError
-from server.job import Job
 from server.present import progress_of
-from server.schemas import Video, VideoDeleted
+from server.schemas import VideoDeleted
 from server.services import Services, ServicesParam
+from server.snapshots import Snapshot
 
 router = APIRouter(tags=["videos"])
 
@@ -42,34 +42,31 @@ async def watch_video(
 
 
 async def _follow(services: Services, video_id: str, seen: int | None) -> AsyncIterator[ServerSentEvent]:
-    job: Job | None = None
-    shown: Video | None = None
+    shown: Snapshot | None = None
     while not services.feed.is_closed:
         change = services.feed.next_change()
-        job, before = services.jobs.get(video_id), job
-        if job is None:
-            yield _event("deleted", VideoDeleted(id=video_id), before.version + 1 if before else 0)
+        now = services.snapshots.get(video_id)
+        if now is None:
+            yield _event("deleted", VideoDeleted(id=video_id), shown.job.version + 1 if shown else 0)
             return
-        video = services.presenter.video(job)
-        name = _name_of_change(shown, video) if shown else ("snapshot" if job.version != seen else None)
+        name = _name_of_change(shown, now) if shown else ("snapshot" if now.job.version != seen else None)
         if name is not None:
-            yield _event(name, progress_of(video) if name == "progress" else video, job.version)
-        if job.is_final:
-            yield _event(job.status, video, job.version)
+            data = progress_of(now.video) if name == "progress" else now.video
+            yield _event(name, data, now.job.version)
+        if now.job.is_final:
+            yield _event(now.job.status, now.video, now.job.version)
             return
-        shown = video
+        shown = now
         await _wait(change)
 
 
-def _name_of_change(shown: Video, video: Video) -> str | None:
-    if video.status != shown.status:
-        return None if video.completed_at else "status"
-    if video.queue_position != shown.queue_position or video.cancel_requested != shown.cancel_requested:
-        return "status"
-    is_same = progress_of(video).model_copy(update={"eta_seconds": None}) == progress_of(shown).model_copy(
-        update={"eta_seconds": None}
-    )
-    return None if is_same else "progress"
+def _name_of_change(shown: Snapshot, now: Snapshot) -> str | None:
+    if now.job.is_final:
+        return None  # the last event says it
+    for field in ("status", "queue_position", "cancel_requested"):
+        if getattr(now.video, field) != getattr(shown.video, field):
+            return "status"
+    return None if now.job.version == shown.job.version else "progress"
 
 
 def _event(name: str, data: BaseModel, version: int) -> ServerSentEvent:

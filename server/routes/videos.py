@@ -68,8 +68,9 @@ def list_videos(query: Annotated[ListQuery, Query()], services: ServicesParam) -
 
 
 @router.get("/v1/videos/{video_id}")
-def get_video(video_id: str, response: Response, services: ServicesParam) -> Video:
+async def get_video(video_id: str, response: Response, services: ServicesParam) -> Video:
     """One job. A failed job is a normal answer."""
+    # Asked for most of all: a look-up never waits for a writer, and a thread would cost more than it does.
     job = services.jobs.get(video_id)
     if job is None:
         raise ApiError.video_not_found(video_id)

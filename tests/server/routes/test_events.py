@@ -34,7 +34,7 @@ def read_events(answer: httpx.Response) -> Iterator[Event]:
 
 
 def test_a_jobs_life_from_snapshot_to_completed(server: RunningServer, client: httpx.Client) -> None:
-    job_id = server.submit(num_inference_steps=60, size="128x128")["id"]
+    job_id = server.submit_long()["id"]
     with client.stream("GET", f"/v1/videos/{job_id}/events") as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
