@@ -82,6 +82,7 @@ def serve(settings: Settings) -> None:
         supervisor.stop_now()
         services.database.close()
         lock.release()
+        logs.get_logger().info("stopped")
 
 
 def _open(files: DataFolder) -> FolderLock:
