@@ -35,7 +35,7 @@ class TileConfig:
 # below the 99 KiB of Ada and consumer Ampere.
 _HOPPER = {
     32: TileConfig(128, 128, 4, 3),
-    64: TileConfig(128, 128, 8, 3),
+    64: TileConfig(64, 128, 4, 2),
     128: TileConfig(128, 128, 8, 3),
     256: TileConfig(128, 64, 8, 2),
 }

@@ -6,7 +6,7 @@ import torch
 
 from attention import AnchorLocalPattern, anchor_local_attention, anchor_local_layout, anchor_local_ordered
 from attention.anchor_local.api import Impl
-from tests.attention.anchor_local.helpers import Case, exact, inputs, relative_error
+from tests.attention.anchor_local.helpers import DEVICE, Case, exact, inputs, relative_error
 
 Q = torch.randn(2, 20, 4, 16)
 K = torch.randn(2, 20, 2, 16)
@@ -61,16 +61,15 @@ def test_named_triton_never_falls_back() -> None:
         [sys.executable, "-c", code], env={"PATH": "", "PYTHONPATH": "."}, capture_output=True, text=True
     )
     assert "ValueError: impl='triton' needs CUDA tensors" in run.stderr
+    wide = Q.to(DEVICE, torch.float64), K.to(DEVICE, torch.float64), K.to(DEVICE, torch.float64)
     with pytest.raises(ValueError, match=r"takes float32, bfloat16 or float16, got torch\.float64"):
-        anchor_local_attention(
-            Q.double(), K.double(), K.double(), block_size=4, anchor_stride=3, impl="triton"
-        )
+        anchor_local_attention(*wide, block_size=4, anchor_stride=3, impl="triton")
 
 
 @pytest.mark.parametrize("impl", ["torch", "triton"])
 def test_ordered_form_on_ordered_tokens(impl: Impl) -> None:
     case = Case(100, 24, 7, heads=4, kv_heads=2)
-    q, k, v = inputs(case, torch.float32)
+    q, k, v = inputs(case, torch.float32, DEVICE)
     layout = anchor_local_layout(AnchorLocalPattern(24, 7), 100, q.device)
     ordered_q, ordered_k, ordered_v = (x[:, layout.key_order] for x in (q, k, v))
     out = anchor_local_ordered(ordered_q, ordered_k, ordered_v, layout, impl=impl)
