@@ -9,15 +9,19 @@ import diffusers.models.transformers.transformer_wan as transformer_wan
 import pytest
 import torch
 from diffusers import WanPipeline, WanTransformer3DModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import attention
 from attention.anchor_local.reference import allowed
 
+Grid = tuple[int, int, int]
 # 3 latent frames of 5 x 7 tokens, no multiple of anything.
-GRID = (3, 5, 7)
+GRID: Grid = (3, 5, 7)
 TOKENS = 105
+TEXT_TOKENS = 9
 LAYERS = 3
 PATTERNS = [(20, 7, 3), (35, 4, 0), (3, 13, 0), (104, 50, 49)]
 
@@ -46,11 +50,11 @@ def _no_grad() -> Iterator[None]:
         yield
 
 
-def run(transformer: Any, timestep: Tensor | None = None, seed: int = 0) -> Tensor:
+def run(transformer: Any, timestep: Tensor | None = None, grid: Grid = GRID) -> Tensor:
     """One forward pass of a classifier-free-guidance batch of two."""
-    generator = torch.Generator().manual_seed(seed)
-    latents = torch.randn(2, 4, GRID[0], 2 * GRID[1], 2 * GRID[2], generator=generator)
-    text = torch.randn(2, 9, 16, generator=generator)
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn(2, 4, grid[0], 2 * grid[1], 2 * grid[2], generator=generator)
+    text = torch.randn(2, TEXT_TOKENS, 16, generator=generator)
     timestep = torch.tensor([700.0, 700.0]) if timestep is None else timestep
     out: Tensor = transformer(
         hidden_states=latents, timestep=timestep, encoder_hidden_states=text, return_dict=False
@@ -58,30 +62,27 @@ def run(transformer: Any, timestep: Tensor | None = None, seed: int = 0) -> Tens
     return out
 
 
-def run_masked(
-    transformer: Any, pattern: attention.AnchorLocalPattern, monkeypatch: pytest.MonkeyPatch
-) -> Tensor:
+def run_masked(transformer: Any, pattern: attention.AnchorLocalPattern, grid: Grid = GRID) -> Tensor:
     """The same model with the boolean mask in self-attention, in raster order."""
-    positions = torch.arange(TOKENS)
+    positions = torch.arange(grid[0] * grid[1] * grid[2])
     mask = allowed(pattern, positions, positions)
 
     def masked(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
-        is_self = key.shape[1] == TOKENS
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask if is_self else None).transpose(1, 2)
+        is_cross = key.shape[1] == TEXT_TOKENS
+        return scaled_dot_product_attention(q, k, v, attn_mask=None if is_cross else mask).transpose(1, 2)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformer_wan, "dispatch_attention_fn", masked)
-        return run(transformer)
+        return run(transformer, grid=grid)
 
 
 @pytest.mark.parametrize("impl", ["torch", "triton"])
 @pytest.mark.parametrize(("block", "stride", "offset"), PATTERNS)
 def test_swapped_model_equals_masked_model(
-    transformer: Any, block: int, stride: int, offset: int, impl: Any, monkeypatch: pytest.MonkeyPatch
+    transformer: Any, block: int, stride: int, offset: int, impl: Any
 ) -> None:
-    pattern = attention.AnchorLocalPattern(block, stride, offset)
-    expected = run_masked(transformer, pattern, monkeypatch)
+    expected = run_masked(transformer, attention.AnchorLocalPattern(block, stride, offset))
     dense = run(transformer)
     with attention.swap(
         transformer, block_size=block, anchor_stride=stride, anchor_offset=offset, impl=impl
@@ -92,6 +93,25 @@ def test_swapped_model_equals_masked_model(
     report = handle.report()
     assert (report.implementation, report.sparse_calls, report.dense_calls) == (impl, LAYERS, 0)
     assert report.density == attention.density(TOKENS, block, stride, offset)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 5), st.integers(1, 30), st.data())
+def test_any_grid_and_pattern_equals_the_mask(
+    transformer: Any, frames: int, rows: int, columns: int, stride: int, data: st.DataObject
+) -> None:
+    grid = (frames, rows, columns)
+    tokens = frames * rows * columns
+    if tokens == TEXT_TOKENS:
+        return  # run_masked tells cross-attention by its length
+    block = data.draw(st.integers(1, tokens + 5))
+    pattern = attention.AnchorLocalPattern(block, stride, data.draw(st.integers(0, stride - 1)))
+    with attention.swap(
+        transformer, block_size=block, anchor_stride=stride, anchor_offset=pattern.anchor_offset
+    ) as handle:
+        out = run(transformer, grid=grid)
+    torch.testing.assert_close(out, run_masked(transformer, pattern, grid), rtol=1e-5, atol=1e-5)
+    assert handle.report().density == attention.density(tokens, block, stride, pattern.anchor_offset)
 
 
 @pytest.mark.parametrize("impl", ["torch", "triton"])
@@ -197,9 +217,8 @@ def test_state_is_clean_after_a_failed_forward(transformer: Any) -> None:
     assert torch.equal(run(transformer), dense)
 
 
-def test_compiled_blocks_have_no_graph_break(transformer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = attention.AnchorLocalPattern(20, 7)
-    expected = run_masked(transformer, pattern, monkeypatch)
+def test_compiled_blocks_have_no_graph_break(transformer: Any) -> None:
+    expected = run_masked(transformer, attention.AnchorLocalPattern(20, 7))
     model = copy.deepcopy(transformer)
     for block in model.blocks:
         block.compile(fullgraph=True, backend="aot_eager")
