@@ -1,0 +1,112 @@
+"""What a prompt-following benchmark found: the table for people, the JSON file, the contact sheet's clips.
+
+Knows scored clips. Does not know how they are made.
+"""
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.host import this_host
+from configs.job import JobParameters, JobResult
+from pipelines import LoadedPipeline
+from pipelines.bundled.read_back import ATTRIBUTES, ReadBack, Score, score_read_backs
+from pipelines.bundled.world import ClipSpec
+
+DENSE, DEFAULT = "dense", "default"
+SHEET_CLIPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One clip: what was asked, how the job went, and what its MP4 shows."""
+
+    spec: ClipSpec
+    params: JobParameters
+    result: JobResult
+    shown: ReadBack
+
+    @property
+    def wrong(self) -> list[str]:
+        """Attributes that are not as asked."""
+        return [name for name in ATTRIBUTES if getattr(self.shown, name) != getattr(self.spec, name)]
+
+
+@dataclass(slots=True)
+class Run:
+    """All clips of one attention setting so far, and the frames of the first few."""
+
+    seen: list[Seen]
+    frames: list[NDArray[np.uint8]]
+
+    @property
+    def score(self) -> Score:
+        """Shares of clips that are as asked."""
+        return score_read_backs([each.spec for each in self.seen], [each.shown for each in self.seen])
+
+    @property
+    def median_seconds(self) -> float:
+        """Of a job from its prompt to the MP4, the model being loaded."""
+        return statistics.median(each.result.metrics.total_seconds for each in self.seen)
+
+
+def print_report(runs: dict[str, Run]) -> None:
+    """Scores and seconds as a Markdown table, then the clips on which each attribute is wrong."""
+    columns = ("attention", *ATTRIBUTES, "all five", "clips", "density", "median s")
+    print(f"\n| {' | '.join(columns)} |")
+    print("|---" * len(columns) + "|")
+    for name, run in runs.items():
+        shares = [f"{getattr(run.score, each):.3f}" for each in (*ATTRIBUTES, "all_five")]
+        density = f"{run.seen[-1].result.attention.density:.3f}"
+        cells = (name, *shares, str(run.score.clips), density, f"{run.median_seconds:.2f}")
+        print(f"| {' | '.join(cells)} |")
+    if len(runs) == 2:
+        print(f"\n{DEFAULT} minus {DENSE}, all five: {difference(runs):+.3f}")
+    for name, run in runs.items():
+        for attribute in ATTRIBUTES:
+            for each in run.seen:
+                if attribute in each.wrong:
+                    shown = getattr(each.shown, attribute)
+                    print(f"{name}, {attribute}: {shown} in clip {each.params.seed}, {each.params.prompt!r}")
+
+
+def difference(runs: dict[str, Run]) -> float:
+    """All five of the sparse default less those of dense attention."""
+    return runs[DEFAULT].score.all_five - runs[DENSE].score.all_five
+
+
+def as_json(loaded: LoadedPipeline, runs: dict[str, Run], weights: str) -> dict[str, Any]:
+    """What the JSON file holds."""
+    return {
+        "host": asdict(this_host()),
+        "model": loaded.preset.name,
+        "weights_sha256": weights,
+        "device": str(loaded.device),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "vae_dtype": str(loaded.vae_dtype).removeprefix("torch."),
+        "runs": {name: _run_content(run) for name, run in runs.items()},
+    } | ({"default_minus_dense": round(difference(runs), 4)} if len(runs) == 2 else {})
+
+
+def _run_content(run: Run) -> dict[str, Any]:
+    last = run.seen[-1]
+    return {
+        "score": {name: round(value, 4) for name, value in asdict(run.score).items()},
+        "median_seconds": round(run.median_seconds, 3),
+        "parameters": last.params.model_dump(mode="json", exclude={"model", "prompt", "seed"}),
+        "attention": last.result.attention.model_dump(mode="json"),
+        "wrong": [
+            {"prompt": each.params.prompt, "seed": each.params.seed, "shown": asdict(each.shown)}
+            for each in run.seen
+            if each.wrong
+        ],
+    }
+
+
+def sheet_clips(runs: dict[str, Run]) -> list[NDArray[np.uint8]]:
+    """The first clips of one attention, or of both: dense in the left column, sparse in the right one."""
+    each = SHEET_CLIPS // len(runs)
+    return [frames for run in runs.values() for frames in run.frames[:each]]
