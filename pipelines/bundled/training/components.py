@@ -24,6 +24,8 @@ _SPECIAL = ("<pad>", "</s>", "<unk>")
 # Room for words that a later vocabulary adds without a change of shapes.
 _EMBEDDINGS = 128
 _TEXT_DIM = 128
+# Where Diffusers notes the folder that a part was read from: of no use to others.
+_LOADED_FROM = "_name_or_path"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -123,10 +125,13 @@ def save_pipeline(pipeline: WanPipeline, folder: Path) -> None:
     pipeline.save_pretrained(folder)
     _edit_json(folder / "model_index.json", tokenizer=["transformers", "PreTrainedTokenizerFast"])
     _edit_json(folder / "tokenizer" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    for part in ("vae", "transformer"):
+        _edit_json(folder / part / "config.json", drop=_LOADED_FROM)
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)
 
 
-def _edit_json(path: Path, **changes: object) -> None:
+def _edit_json(path: Path, *, drop: str = "", **changes: object) -> None:
     content = json.loads(path.read_text()) | changes
+    content.pop(drop, None)
     path.write_text(json.dumps(content, indent=2) + "\n")

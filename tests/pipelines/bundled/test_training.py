@@ -44,6 +44,7 @@ def test_both_stages_end_in_a_folder_that_samples(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "shapes" / "model_index.json").read_text())
     assert index["tokenizer"] == ["transformers", "PreTrainedTokenizerFast"]
     assert pipeline.vae.config.latents_std != [1.0] * 16
+    assert str(tmp_path) not in (tmp_path / "shapes" / "vae" / "config.json").read_text()
     pipeline.set_progress_bar_config(disable=True)
     specs = held_out_specs()[:2]
     clips = sample(pipeline, specs, Setting(1, 1.0, side=64, frames=5), seed=0, batch=2, device=CPU)
