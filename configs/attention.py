@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 AttentionBackend = Literal["dense", "anchor_local"]
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CountFromZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+DenseSteps = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # A block of two latent frames and an anchor in every 16 tokens is careful: about a fifth of the pairs of a
 # clip of 21 latent frames. See docs/attention.md for what other values do to speed and pictures.
@@ -22,13 +24,13 @@ class AttentionConfig(BaseModel):
     backend: AttentionBackend = "anchor_local"
     block_size: TokenCount | Literal["auto"] = "auto"
     anchor_stride: TokenCount | Literal["auto"] = "auto"
-    anchor_offset: Annotated[int, Field(ge=0)] = 0
-    dense_steps: Annotated[float, Field(ge=0)] = Field(
+    anchor_offset: CountFromZero = 0
+    dense_steps: DenseSteps = Field(
         default=0.2,
         description="How many early denoise steps run dense: below 1 a fraction of all steps, else a count.",
     )
-    dense_layers: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    min_tokens: Annotated[int, Field(ge=0)] = Field(
+    dense_layers: tuple[CountFromZero, ...] = ()
+    min_tokens: CountFromZero = Field(
         default=1024, description="Clips with fewer tokens than this run dense; the job says so."
     )
 
@@ -84,10 +86,10 @@ class AttentionOverrides(BaseModel):
     backend: AttentionBackend | None = None
     block_size: TokenCount | Literal["auto"] | None = None
     anchor_stride: TokenCount | Literal["auto"] | None = None
-    anchor_offset: Annotated[int, Field(ge=0)] | None = None
-    dense_steps: Annotated[float, Field(ge=0)] | None = None
-    dense_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    anchor_offset: CountFromZero | None = None
+    dense_steps: DenseSteps | None = None
+    dense_layers: tuple[CountFromZero, ...] | None = None
+    min_tokens: CountFromZero | None = None
 
     def over(self, base: AttentionConfig) -> AttentionConfig:
         """Base with these values on top.

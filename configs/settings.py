@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from configs.attention import AttentionBackend, AttentionOverrides, TokenCount
+from configs.attention import AttentionBackend, AttentionOverrides, CountFromZero, DenseSteps, TokenCount
 from configs.model_preset import BUNDLED_MODEL
 
 PREFIX = "REELWRIGHT_"
@@ -57,14 +57,14 @@ class Settings(BaseSettings):
     anchor_stride: TokenCount | Literal["auto"] | None = Field(
         default=None, description="Every n-th token is an anchor, or auto. Default: the model's."
     )
-    anchor_offset: Annotated[int, Field(ge=0)] | None = Field(
+    anchor_offset: CountFromZero | None = Field(
         default=None, description="Position of the first anchor. Default: the model's."
     )
-    dense_steps: Annotated[float, Field(ge=0)] | None = Field(
+    dense_steps: DenseSteps | None = Field(
         default=None,
         description="How many first steps run dense; below 1 a share of all. Default: the model's.",
     )
-    min_tokens: Annotated[int, Field(ge=0)] | None = Field(
+    min_tokens: CountFromZero | None = Field(
         default=None, description="Clips with fewer tokens than this run dense. Default: the model's."
     )
     api_keys_sha256: Annotated[tuple[str, ...], NoDecode] = Field(

@@ -37,6 +37,7 @@ def create_app(services: Services) -> FastAPI:
         title="Reelwright",
         version=package_version(),
         redoc_url=None,
+        redirect_slashes=False,
         lifespan=_lifespan,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )

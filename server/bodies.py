@@ -45,7 +45,8 @@ async def _read_form(request: Request, model: type[Body]) -> object:
     except FormError as error:
         raise ApiError.invalid(error.problem) from error
     except (HTTPException, UnicodeError) as error:
-        raise ApiError.invalid(Problem("invalid_form", f"the form cannot be read: {error}")) from error
+        reason = error.detail if isinstance(error, HTTPException) else error
+        raise ApiError.invalid(Problem("invalid_form", f"the form cannot be read: {reason}")) from error
 
 
 def _texts(form: FormData, model: type[Body]) -> list[tuple[str, str]]:
@@ -55,5 +56,6 @@ def _texts(form: FormData, model: type[Body]) -> list[tuple[str, str]]:
             if name not in model.model_fields:
                 raise ApiError.invalid(unknown_field(name, model.model_fields))
             raise FormError(name, "must be text, not a file")
+        f"{name}{value}".encode()  # some charsets give halves of characters, which nothing can store
         fields.append((name, value))
     return fields

@@ -50,6 +50,9 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"attention": {"backend": "dense", "block_size": 64}}, "attention", "no effect"),
     ({"attention": {"dense_steps": 1.5}}, "attention", "whole number"),
     ({"attention": {"dense_layers": [-1]}}, "attention.dense_layers[0]", "0"),
+    ({"attention": {"dense_layers": [2**31]}}, "attention.dense_layers[0]", "2147483647"),
+    ({"attention": {"min_tokens": 2**31}}, "attention.min_tokens", "2147483647"),
+    ({"attention": {"anchor_offset": 2**31}}, "attention.anchor_offset", "2147483647"),
     ({"metadata": {"a": 1}}, "metadata.a", "string"),
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "512"),
     ({"metadata": {f"k{i}": "" for i in range(17)}}, "metadata", "16"),
@@ -186,6 +189,18 @@ def test_a_body_that_is_no_request_is_400(client: httpx.Client, body: bytes, cod
     assert error_of(client.post("/v1/videos", content=body, headers=JSON), 400)["code"] == code
 
 
+@pytest.mark.parametrize("field", ["seconds", "guidance_scale", "attention.dense_steps"])
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "Infinity", "NaN"])
+def test_a_number_that_is_not_finite_is_refused(client: httpx.Client, field: str, number: str) -> None:
+    outer, _, inner = field.partition(".")
+    value = f'{{"{inner}": {number}}}' if inner else number
+    body = f'{{"prompt": "x", "{outer}": {value}}}'
+    assert error_of(client.post("/v1/videos", content=body, headers=JSON), 400)["param"] == field
+    form = {"prompt": "x", outer + (f"[{inner}]" if inner else ""): number}
+    as_form = client.post("/v1/videos", files={name: (None, text) for name, text in form.items()})
+    assert error_of(as_form, 400)["param"] == field
+
+
 @pytest.mark.parametrize(
     ("files", "param"),
     [
@@ -207,6 +222,14 @@ def test_a_broken_form_is_400(client: httpx.Client, content: bytes) -> None:
     headers = {"content-type": "multipart/form-data; boundary=x"}
     error_of(client.post("/v1/videos", content=content, headers=headers), 400)
     error_of(client.post("/v1/videos", content=content, headers={"content-type": "multipart/form-data"}), 400)
+
+
+@pytest.mark.parametrize("name", ["+2AA-", "metadata[+2AA-]", "attention[+2AA-]"])
+def test_a_form_with_halves_of_characters_is_400(client: httpx.Client, name: str) -> None:
+    field = f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n+2AA-\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=x; charset=utf-7"}
+    answer = client.post("/v1/videos", content=f"{field}{field}--x--\r\n".encode(), headers=headers)
+    assert error_of(answer, 400)["code"] == "invalid_form"
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
@@ -232,6 +255,8 @@ def test_an_unknown_id_is_404(client: httpx.Client, method: str, video_id: str) 
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/videos/", 404),
+        ("POST", "/v1/videos/", 404),
         ("PUT", "/v1/videos", 405),
         ("DELETE", "/v1/videos", 405),
         ("POST", "/health/live", 405),
