@@ -6,7 +6,7 @@ is not listed as open needs a key, whether or not it exists.
 
 import hashlib
 import hmac
-from urllib.parse import urlsplit
+import ipaddress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +24,8 @@ class AuthMiddleware:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
+        self._host = settings.host
+        self._is_any_host_welcome = settings.allow_unauthenticated
         self._digests = [digest.encode() for digest in settings.api_keys_sha256]
         self._open_paths = (
             HEALTH_PATHS
@@ -44,7 +46,7 @@ class AuthMiddleware:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         if not self._digests:
-            return None if scope["method"] in SAFE_METHODS else _cross_origin(headers)
+            return self._foreign_host(headers) or _cross_origin(scope["method"], headers)
         if scope["path"] in self._open_paths or self._is_known(headers.get("authorization", "")):
             return None
         return ApiError(
@@ -54,6 +56,17 @@ class AuthMiddleware:
             headers={"WWW-Authenticate": "Bearer"},
         )
 
+    def _foreign_host(self, headers: Headers) -> ApiError | None:
+        # A page can have its own name resolve to this machine; then browsers take the server for its origin.
+        host = headers.get("host")
+        if self._is_any_host_welcome or host is None or _is_own_name(host, self._host):
+            return None
+        message = (
+            f"Host {host[:200]!r} is no name of a server without API keys: use localhost or an address, "
+            "set API keys, or start with --allow-unauthenticated"
+        )
+        return ApiError(403, "cross_origin", message)
+
     def _is_known(self, authorization: str) -> bool:
         scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest().encode()
@@ -62,9 +75,21 @@ class AuthMiddleware:
         return any(matches) and scheme.lower() == "bearer"
 
 
-def _cross_origin(headers: Headers) -> ApiError | None:
+def _cross_origin(method: str, headers: Headers) -> ApiError | None:
     """Without keys, any web page could post to a server on its reader's own machine."""
     origin = headers.get("origin")
-    if origin is None or urlsplit(origin).netloc == headers.get("host"):
+    if method in SAFE_METHODS or origin is None or origin.partition("://")[2] == headers.get("host"):
         return None
     return ApiError(403, "cross_origin", f"requests from pages of {origin[:200]!r} are refused")
+
+
+def _is_own_name(host: str, listening_on: str) -> bool:
+    """Whether no stranger can give this name (with or without a port) to their page: nobody else owns it."""
+    name = host.rpartition("]")[0].removeprefix("[") or host.partition(":")[0]
+    if name.lower() in {"localhost", listening_on.lower()}:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -66,12 +66,36 @@ def test_open_paths_need_no_key(locked: RunningServer, path: str) -> None:
     assert locked.client.get(path).status_code == 200
 
 
-def test_a_page_of_another_origin_cannot_submit(client: httpx.Client) -> None:
-    answer = client.post(
-        "/v1/videos", files={"prompt": (None, "x")}, headers={"origin": "https://evil.example"}
-    )
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "", "http://[", "http://[::1", "\xe9"])
+def test_a_page_of_another_origin_cannot_submit(client: httpx.Client, origin: str) -> None:
+    headers = [(b"origin", origin.encode("latin-1"))]
+    answer = client.post("/v1/videos", files={"prompt": (None, "x")}, headers=headers)
     assert error_of(answer, 403)["code"] == "cross_origin"
     assert client.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "[evil]", ""]
+)
+def test_a_page_whose_name_resolves_to_this_machine_sees_nothing(client: httpx.Client, host: str) -> None:
+    headers = {"host": host, "origin": f"http://{host}"}
+    assert error_of(client.get("/v1/videos", headers=headers), 403)["code"] == "cross_origin"
+    answer = client.post("/v1/videos", json={"prompt": "x"}, headers=headers)
+    assert error_of(answer, 403)["code"] == "cross_origin"
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "127.0.0.1", "10.1.2.3:80", "[::1]", "[::1]:8000"]
+)
+def test_names_that_no_stranger_can_own_are_welcome(client: httpx.Client, host: str) -> None:
+    headers = {"host": host, "origin": f"http://{host}"}
+    assert client.get("/v1/videos", headers=headers).status_code == 200
+    assert error_of(client.post("/v1/videos", json={}, headers=headers), 400)["code"] == "missing_field"
+
+
+def test_every_host_is_welcome_to_who_has_a_key(locked: RunningServer) -> None:
+    headers = {"authorization": f"Bearer {KEYS[0]}", "host": "videos.example"}
+    assert locked.client.get("/v1/videos", headers=headers).status_code == 200
 
 
 def test_the_servers_own_page_can_submit(client: httpx.Client) -> None:
