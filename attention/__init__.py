@@ -12,28 +12,39 @@ if TYPE_CHECKING:
     from attention.layout import AnchorLocalLayout, anchor_local_layout
     from attention.pattern import AnchorLocalPattern, density
     from attention.swapping import SwapHandle, SwapReport, swap
+    from attention.window_sink.api import window_sink_attention
+    from attention.window_sink.module import VisionAttentionConfig, WindowSinkAttention
+    from attention.window_sink.patches import packed_patches
 
 _HOME = {
     "AnchorLocalLayout": "attention.layout",
     "AnchorLocalPattern": "attention.pattern",
     "SwapHandle": "attention.swapping",
     "SwapReport": "attention.swapping",
+    "VisionAttentionConfig": "attention.window_sink.module",
+    "WindowSinkAttention": "attention.window_sink.module",
     "anchor_local_attention": "attention.anchor_local.api",
     "anchor_local_layout": "attention.layout",
     "anchor_local_ordered": "attention.anchor_local.api",
     "density": "attention.pattern",
+    "packed_patches": "attention.window_sink.patches",
     "swap": "attention.swapping",
+    "window_sink_attention": "attention.window_sink.api",
 }
 __all__ = [
     "AnchorLocalLayout",
     "AnchorLocalPattern",
     "SwapHandle",
     "SwapReport",
+    "VisionAttentionConfig",
+    "WindowSinkAttention",
     "anchor_local_attention",
     "anchor_local_layout",
     "anchor_local_ordered",
     "density",
+    "packed_patches",
     "swap",
+    "window_sink_attention",
 ]
 
 

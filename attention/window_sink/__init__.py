@@ -1,0 +1,1 @@
+"""Sliding-window attention over packed sequences, with per-head sinks in either published meaning."""

@@ -1,0 +1,181 @@
+"""Contract, validation and choice of implementation for window_sink."""
+
+import math
+import os
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attention.window_sink.reference import window_sink_reference
+from attention.window_sink.sinks import SinkMode, Sinks
+from attention.window_sink.torch_impl import window_sink_torch
+from attention.window_sink.window import Window
+
+Impl = Literal["auto", "reference", "torch", "triton"]
+MAX_HEAD_DIM = 256
+MAX_TOKENS = 2**29  # positions are int32 in the kernel, and one position plus both sides must be one
+_TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def window_sink_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    window: tuple[int | None, int | None],
+    causal: bool = False,
+    sinks: Tensor | None = None,
+    sink_mode: SinkMode | None = None,
+    scale: float | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """Sliding-window attention of packed sequences: a token sees its neighbours in its own sequence.
+
+    A query q and a key k of one sequence attend iff ``q - left <= k <= q + right`` (and ``k <= q`` if
+    ``causal``). A token always sees itself, so every row of the result is defined. Cost is linear in tokens.
+
+    Args:
+        q: [total, heads, head_dim], the sequences one behind the other.
+        k, v: [total, kv_heads, head_dim]; query head h uses key head ``h // (heads // kv_heads)``.
+        cu_seqlens: int32 or int64 [sequences + 1] on the device of q; sequence i is rows
+            ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. It starts at 0, never falls (a sequence may be empty)
+            and ends at total. The Triton implementation on a GPU reads it there and trusts its values, so
+            that the call never waits for the device; every other one copies it to the host and checks it.
+        window: (left, right) keys seen besides the query's own; None is unbounded, 0 is nothing.
+        causal: no key behind the query's own, whatever ``right`` says.
+        sinks: float32 [heads], finite, not scaled; on the device of q.
+        sink_mode: what the sinks mean, required with them. ``null_logit``: one more entry of each softmax
+            that has no value. ``key0_bias``: added to the scaled score of each sequence's first key, for the
+            queries that see it.
+        scale: factor of the scores, positive; default ``head_dim ** -0.5``.
+        impl: ``auto`` takes Triton on a GPU and PyTorch elsewhere; a named one never falls back.
+
+    Returns:
+        [total, heads, head_dim], dtype of q.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or settings do not fit; the message says expected and got.
+    """
+    seen = Window(*_pair(window))
+    seen = seen.causal() if causal else seen
+    scale = _check(q, k, v, scale)
+    _check_cu_seqlens(cu_seqlens, q)
+    checked_sinks = _check_sinks(sinks, sink_mode, q)
+    chosen = resolve_impl(impl, q)
+    if chosen == "triton":
+        if not cu_seqlens.is_cuda:
+            sequence_bounds(cu_seqlens, q.shape[0])
+        from attention.window_sink.triton_impl import window_sink_triton
+
+        return window_sink_triton(q, k, v, cu_seqlens, seen, scale, checked_sinks)
+    run = window_sink_reference if chosen == "reference" else window_sink_torch
+    return run(q, k, v, sequence_bounds(cu_seqlens, q.shape[0]), seen, scale, checked_sinks)
+
+
+def sequence_bounds(cu_seqlens: Tensor, total: int) -> list[int]:
+    """The values of cu_seqlens on the host, checked; on a GPU this waits for the device.
+
+    Raises:
+        ValueError: they do not start at 0, fall somewhere, or do not end at ``total``.
+    """
+    bounds: list[int] = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] != total:
+        raise ValueError(
+            f"cu_seqlens must start at 0 and end at total = {total}, got {bounds[0]} and {bounds[-1]}"
+        )
+    for index, (begin, end) in enumerate(pairwise(bounds)):
+        if begin > end:
+            raise ValueError(
+                f"cu_seqlens must not fall, got {begin} and then {end} at {index} and {index + 1}"
+            )
+    return bounds
+
+
+def resolve_impl(impl: str, q: Tensor) -> Literal["reference", "torch", "triton"]:
+    """What will run for this tensor. Raises ValueError if the named implementation cannot."""
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    if impl == "auto":
+        return "triton" if q.is_cuda and q.dtype in _TRITON_DTYPES else "torch"
+    if impl == "triton":
+        if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                "impl='triton' needs CUDA tensors (or TRITON_INTERPRET=1 to interpret on the CPU)"
+            )
+        if q.dtype not in _TRITON_DTYPES:
+            raise ValueError(f"impl='triton' takes float32, bfloat16 or float16, got {q.dtype}")
+        return "triton"
+    return "reference" if impl == "reference" else "torch"
+
+
+def _pair(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    if not isinstance(window, tuple) or len(window) != 2:
+        raise ValueError(f"window must be a pair (left, right), got {window!r}")
+    return window
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
+    """Validate the tensors and return the scale."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 3:
+            raise ValueError(f"{name} must be [total, heads, head_dim], got shape {tuple(x.shape)}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(
+                f"q, k and v must share dtype and device, got {q.dtype} on {q.device} "
+                f"and {name} {x.dtype} on {x.device}"
+            )
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"q, k and v must be floating point, got {q.dtype}")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v must have one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
+    if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
+        raise ValueError(f"q and k must share total and head_dim, got {tuple(q.shape)} and {tuple(k.shape)}")
+    if 0 in q.shape[1:] or 0 in k.shape[1:]:
+        raise ValueError(f"heads and head_dim may not be 0, got {tuple(q.shape)} and {tuple(k.shape)}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"heads must be a multiple of kv_heads, got {q.shape[1]} and {k.shape[1]}")
+    if q.shape[2] > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {q.shape[2]}")
+    if q.shape[0] > MAX_TOKENS:
+        raise ValueError(f"total must be at most {MAX_TOKENS}, got {q.shape[0]}")
+    if scale is None:
+        return float(q.shape[2] ** -0.5)
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"scale must be positive and finite, got {scale}")
+    return scale
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
+    if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"cu_seqlens must be int32 or int64 [sequences + 1], "
+            f"got {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
+        )
+    if cu_seqlens.device != q.device:
+        raise ValueError(f"cu_seqlens must be on the device of q, {q.device}, got {cu_seqlens.device}")
+    if cu_seqlens.numel() < 1 or (cu_seqlens.numel() == 1 and q.shape[0]):
+        raise ValueError(
+            f"cu_seqlens must hold both ends of every sequence, got {cu_seqlens.numel()} values "
+            f"for {q.shape[0]} tokens"
+        )
+
+
+def _check_sinks(sinks: Tensor | None, sink_mode: SinkMode | None, q: Tensor) -> Sinks | None:
+    known = ", ".join(get_args(SinkMode))
+    if sinks is None:
+        if sink_mode is not None:
+            raise ValueError(f"sink_mode {sink_mode!r} was given without sinks")
+        return None
+    if sink_mode is None or sink_mode not in get_args(SinkMode):
+        raise ValueError(f"sinks need a sink_mode, one of {known}, got {sink_mode!r}")
+    if sinks.shape != (q.shape[1],) or sinks.dtype != torch.float32:
+        raise ValueError(
+            f"sinks must be float32 of shape [heads] = [{q.shape[1]}], "
+            f"got {sinks.dtype} of shape {tuple(sinks.shape)}"
+        )
+    if sinks.device != q.device:
+        raise ValueError(f"sinks must be on the device of q, {q.device}, got {sinks.device}")
+    return Sinks(sinks, sink_mode)

@@ -1,0 +1,283 @@
+"""window_sink as one Triton kernel over packed sequences.
+
+One program does one tile of queries of one head. It finds its sequence in ``cu_seqlens`` on the device, so
+the host needs no value of it, and visits only the key tiles that the window of one of its rows touches: first
+the tiles that all rows see whole, without a mask, then those at the edges of the window.
+
+Both kinds of sinks are where the online softmax starts, and cost the loops nothing: a null logit is a row
+maximum with weight one and no value; a biased key 0 is a row maximum with weight one and that key's value,
+and the loops begin behind it.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.window_sink.sinks import Sinks
+from attention.window_sink.window import Window
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+# Where a row's maximum starts: below every score, yet finite, so that a tile in which a row sees nothing
+# leaves -inf - _LOWEST = -inf, a weight of zero, and never -inf - -inf.
+_LOWEST = tl.constexpr(-3.0e38)
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Shape of the work of one program: query rows, key rows per loop step, warps and pipeline stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+# Fixed per architecture, dtype width and head_dim, so that no request ever waits for tuning. Tiles are small:
+# a band of 64 rows and (64, 64) keys is three tiles of 64, 1.5 times the pairs needed; 128 rows need 2 times.
+# Chosen by that count and by shared memory (99 KiB on Ada and consumer Ampere).
+_HOPPER = {
+    32: TileConfig(64, 64, 4, 3),
+    64: TileConfig(64, 64, 4, 3),
+    128: TileConfig(64, 64, 4, 2),
+    256: TileConfig(64, 64, 8, 2),
+}
+_OTHER = {
+    32: TileConfig(64, 64, 4, 3),
+    64: TileConfig(64, 64, 4, 3),
+    128: TileConfig(64, 64, 4, 2),
+    256: TileConfig(64, 32, 8, 2),
+}
+_FLOAT32 = {
+    32: TileConfig(32, 32, 4, 2),
+    64: TileConfig(32, 32, 4, 2),
+    128: TileConfig(32, 32, 8, 2),
+    256: TileConfig(32, 16, 8, 2),
+}
+
+
+@triton.jit
+def _sequence_of(cu_seqlens, slot, sequences, BLOCK_M: tl.constexpr):
+    """The sequence whose tile this slot is. Sequence s has the slots from cu_seqlens[s] // BLOCK_M + s on.
+
+    Those are enough for it, and at most one more than it needs.
+    """
+    low = 0
+    high = sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(cu_seqlens + middle) // BLOCK_M + middle <= slot:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _load_rows(source, rows, rows_end, stride_row, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr):
+    """[rows, COLUMNS] of one head, zero from rows_end on and beyond HEAD_DIM."""
+    columns = tl.arange(0, COLUMNS)
+    mask = (rows < rows_end)[:, None] & (columns < HEAD_DIM)[None, :]
+    return tl.load(source + rows[:, None] * stride_row + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _dot(a, b, acc, INTERPRETED: tl.constexpr):
+    """float32 a @ b + acc. The interpreter multiplies bfloat16 as integers, so there it is widened first."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    # tf32 would cost float32 callers three digits; narrower dtypes do not look at input_precision.
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _softmax_step(
+    q, k_source, v_source, key, keys_end, k_stride_row, v_stride_row, acc, row_max, row_sum, scale_log2,
+    row_begin, row_end, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax (base 2, float32) over keys key .. key + BLOCK_N - 1.
+
+    MASKED: a row sees only those within row_begin .. row_end.
+    """
+    rows = key + tl.arange(0, BLOCK_N)
+    keys = _load_rows(k_source, rows, keys_end, k_stride_row, HEAD_DIM, COLUMNS)
+    values = _load_rows(v_source, rows, keys_end, v_stride_row, HEAD_DIM, COLUMNS)
+    scores = _dot(q, keys.T, tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32), INTERPRETED)
+    if MASKED:
+        seen = (rows[None, :] >= row_begin[:, None]) & (rows[None, :] <= row_end[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+    weights = tl.math.exp2(scores * scale_log2 - new_max[:, None])
+    decay = tl.math.exp2(row_max - new_max)
+    row_sum = row_sum * decay + tl.sum(weights, 1)
+    acc = acc * decay[:, None]
+    acc = _dot(weights.to(values.dtype), values, acc, INTERPRETED)
+    return acc, new_max, row_sum
+
+
+# A new length must not compile a new kernel, so no number is specialised. What 16-byte loads must know of the
+# strides, that they are multiples of 8 elements, they learn from STRIDE_UNIT.
+_STRIDES = tuple(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in ("row", "head"))
+
+
+@triton.jit(do_not_specialize=["tokens", "sequences", "left", "right", "heads", "group", *_STRIDES])
+def _window_sink_kernel(
+    q_source, k_source, v_source, out, cu_seqlens, sinks, scale_log2,
+    tokens, sequences, left, right, heads, group,
+    q_stride_row, q_stride_head, k_stride_row, k_stride_head,
+    v_stride_row, v_stride_head, out_stride_row, out_stride_head,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SINK_MODE: tl.constexpr, STRIDE_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    # int64 before any product: 2^31 elements is 524,288 tokens of 32 heads of 128.
+    q_stride_row = q_stride_row.to(tl.int64) * STRIDE_UNIT
+    q_stride_head = q_stride_head.to(tl.int64) * STRIDE_UNIT
+    k_stride_row = k_stride_row.to(tl.int64) * STRIDE_UNIT
+    k_stride_head = k_stride_head.to(tl.int64) * STRIDE_UNIT
+    v_stride_row = v_stride_row.to(tl.int64) * STRIDE_UNIT
+    v_stride_head = v_stride_head.to(tl.int64) * STRIDE_UNIT
+    out_stride_row = out_stride_row.to(tl.int64) * STRIDE_UNIT
+    out_stride_head = out_stride_head.to(tl.int64) * STRIDE_UNIT
+    # Heads are innermost: programs that run together read the same rows of memory and share key heads.
+    program = tl.program_id(0)
+    head = (program % heads).to(tl.int64)
+    kv_head = head // group
+    slot = program // heads
+    sequence = _sequence_of(cu_seqlens, slot, sequences, BLOCK_M)
+    start = tl.load(cu_seqlens + sequence).to(tl.int64)
+    length = (tl.minimum(tl.load(cu_seqlens + sequence + 1), tokens) - start).to(tl.int32)
+    first = (slot - sequence - start // BLOCK_M).to(tl.int32) * BLOCK_M
+    if first >= length:
+        return
+    q_source += start * q_stride_row + head * q_stride_head
+    k_source += start * k_stride_row + kv_head * k_stride_head
+    v_source += start * v_stride_row + kv_head * v_stride_head
+    out += start * out_stride_row + head * out_stride_head
+
+    rows = first + tl.arange(0, BLOCK_M)
+    q = _load_rows(q_source, rows, length, q_stride_row, HEAD_DIM, COLUMNS)
+    # Rows behind the sequence see what its last row sees: no row is empty, and none of those is stored.
+    positions = tl.minimum(rows, length - 1)
+    row_begin = positions - left
+    row_end = tl.minimum(positions + right, length - 1)
+    last = tl.minimum(first + BLOCK_M, length) - 1
+    begin = tl.maximum(first - left, 0)
+    end = tl.minimum(last + right + 1, length)
+
+    acc = tl.zeros([BLOCK_M, COLUMNS], dtype=tl.float32)
+    row_max = tl.full([BLOCK_M], _LOWEST, dtype=tl.float32)
+    row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if SINK_MODE == "null_logit":
+        row_max = tl.zeros([BLOCK_M], dtype=tl.float32) + tl.load(sinks + head) * _LOG2_E
+        row_sum += 1.0
+    if SINK_MODE == "key0_bias":  # noqa: SIM102 - known when compiled; the other is not
+        if begin == 0:
+            columns = tl.arange(0, COLUMNS)
+            key = tl.load(k_source + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
+            value = tl.load(v_source + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
+            score = tl.sum(q.to(tl.float32) * key[None, :], 1) * scale_log2 + tl.load(sinks + head) * _LOG2_E
+            seen = row_begin <= 0
+            row_max = tl.where(seen, score, row_max)
+            row_sum = tl.where(seen, 1.0, row_sum)
+            acc = tl.where(seen[:, None], value[None, :], acc)
+            begin += 1
+
+    # Tiles inner_first .. inner_end - 1, counted from begin, hold only keys that every row sees.
+    tiles = tl.cdiv(end - begin, BLOCK_N)
+    inner_begin = tl.maximum(last - left, begin)
+    inner_first = tl.minimum(tl.cdiv(inner_begin - begin, BLOCK_N), tiles)
+    inner_end = tl.maximum((tl.minimum(first + right + 1, length) - begin) // BLOCK_N, inner_first)
+    for tile in tl.range(inner_first, inner_end):
+        acc, row_max, row_sum = _softmax_step(
+            q, k_source, v_source, begin + tile * BLOCK_N, end, k_stride_row, v_stride_row,
+            acc, row_max, row_sum, scale_log2, row_begin, row_end,
+            HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, False, INTERPRETED,
+        )  # fmt: skip
+    inner_tiles = inner_end - inner_first
+    for edge in tl.range(0, tiles - inner_tiles):
+        tile = tl.where(edge < inner_first, edge, edge + inner_tiles)
+        acc, row_max, row_sum = _softmax_step(
+            q, k_source, v_source, begin + tile * BLOCK_N, end, k_stride_row, v_stride_row,
+            acc, row_max, row_sum, scale_log2, row_begin, row_end,
+            HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, True, INTERPRETED,
+        )  # fmt: skip
+
+    acc = acc / row_sum[:, None]
+    columns = tl.arange(0, COLUMNS)
+    tl.store(
+        out + rows[:, None] * out_stride_row + columns[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=(rows < length)[:, None] & (columns < HEAD_DIM)[None, :],
+    )
+
+
+def window_sink_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    window: Window,
+    scale: float,
+    sinks: Sinks | None,
+    config: TileConfig | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of packed q [N, H, D] over k, v [N, KV, D]; returns [N, H, D]. Nothing waits for the device.
+
+    The last dimension must be dense; other strides are free.
+    """
+    tokens, heads, head_dim = q.shape
+    q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    sequences = cu_seqlens.numel() - 1
+    if tokens == 0:
+        return out
+    columns = max(16, triton.next_power_of_2(head_dim))
+    config = config or tile_config(q.dtype, columns, _is_hopper(q.device))
+    left, right = window.within(tokens)
+    strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
+    unit = 8 if all(stride % 8 == 0 for stride in strides) else 1
+    _window_sink_kernel[((tokens // config.block_m + sequences) * heads,)](
+        q,
+        k,
+        v,
+        out,
+        cu_seqlens.contiguous(),
+        None if sinks is None else sinks.logits.contiguous(),
+        scale * _LOG2_E.value,
+        tokens,
+        sequences,
+        left,
+        right,
+        heads,
+        heads // k.shape[1],
+        *(stride // unit for stride in strides),
+        HEAD_DIM=head_dim,
+        COLUMNS=columns,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        SINK_MODE=None if sinks is None else sinks.mode,
+        STRIDE_UNIT=unit,
+        INTERPRETED=q.device.type == "cpu",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
+
+
+def tile_config(dtype: torch.dtype, columns: int, hopper: bool) -> TileConfig:
+    """Tiles for heads padded to this many columns, a power of two."""
+    width = max(32, columns)
+    if dtype == torch.float32:
+        return _FLOAT32[width]
+    return (_HOPPER if hopper else _OTHER)[width]
+
+
+@lru_cache(maxsize=8)
+def _is_hopper(device: torch.device) -> bool:
+    """Whether the device has Hopper's shared memory or more: compute capability 9 and 10, not 12."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)

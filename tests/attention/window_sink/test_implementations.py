@@ -1,0 +1,227 @@
+"""PyTorch and Triton implementations against the definition in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention.window_sink.sinks import SinkMode, Sinks
+from attention.window_sink.triton_impl import TileConfig, window_sink_triton
+from attention.window_sink.window import Window
+from tests.attention.window_sink.helpers import (
+    CASES,
+    DEVICE,
+    Case,
+    Inputs,
+    budget,
+    exact,
+    inputs,
+    relative_error,
+    run,
+)
+
+FAST = ("torch", "triton")
+MODES: tuple[SinkMode | None, ...] = (None, "null_logit", "key0_bias")
+BF16_LIMIT = 1e-2
+OTHER_MODE_FACTOR = 10
+MODERATE = Case((100, 0, 37), (20, 11), heads=4, kv_heads=2)
+
+
+# Interpreting a kernel takes seconds: in float32, whose tiles are a quarter, each case has one of the modes.
+FLOAT32 = [case.with_sinks(MODES[index % 3]) for index, case in enumerate(CASES)]
+CALLS = [
+    *(("torch", torch.float32, case.with_sinks(mode)) for case in CASES for mode in MODES),
+    *(("triton", torch.float32, case) for case in FLOAT32),
+    *((impl, torch.bfloat16, case.with_sinks(mode)) for case in CASES for mode in MODES for impl in FAST),
+]
+
+
+@pytest.mark.parametrize(("impl", "dtype", "case"), CALLS, ids=str)
+def test_equals_the_definition(impl: str, dtype: torch.dtype, case: Case) -> None:
+    x = inputs(case, dtype, DEVICE)
+    truth = exact(case, x)
+    out = run(case, x, impl)
+    assert out.dtype == dtype
+    assert out.shape == x.q.shape
+    error = relative_error(out, truth)
+    assert error <= budget(case, x, truth)
+    assert error < BF16_LIMIT
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_half_precision(impl: str) -> None:
+    case = MODERATE.with_sinks("key0_bias")
+    x = inputs(case, torch.float16, DEVICE)
+    truth = exact(case, x)
+    assert relative_error(run(case, x, impl), truth) <= budget(case, x, truth)
+
+
+side = st.none() | st.integers(0, 90)
+cases = st.builds(
+    Case,
+    lengths=st.lists(st.integers(0, 70), min_size=1, max_size=5).map(tuple).filter(any),
+    window=st.tuples(side, side),
+    causal=st.booleans(),
+    kv_heads=st.sampled_from((1, 2)),
+    head_dim=st.sampled_from((8, 16)),
+    sink_mode=st.sampled_from(MODES),
+)
+
+
+@settings(max_examples=60)
+@given(cases)
+def test_torch_in_float64_is_the_definition(case: Case) -> None:
+    x = inputs(case, torch.float64)
+    torch.testing.assert_close(run(case, x, "torch"), exact(case, x), rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=15)
+@given(cases)
+def test_triton_in_float32_is_the_definition(case: Case) -> None:
+    x = inputs(case, torch.float32, DEVICE)
+    truth = exact(case, x)
+    assert relative_error(run(case, x, "triton"), truth) <= budget(case, x, truth)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tiles", [(16, 64), (64, 16), (128, 32)])
+def test_any_tiles_write_every_element(tiles: tuple[int, int], mode: SinkMode | None) -> None:
+    """Outputs start as NaN; tiles of other shapes meet the edges of windows elsewhere."""
+    case = Case((150, 0, 17, 64), (30, 7), sink_mode=mode)
+    x = inputs(case, torch.float32, DEVICE)
+    truth = exact(case, x)
+    out = torch.full_like(x.q, float("nan"))
+    sinks = None if mode is None else Sinks(x.sinks, mode)
+    window_sink_triton(
+        x.q, x.k, x.v, x.cu_seqlens, Window(30, 7), case.head_dim**-0.5, sinks, TileConfig(*tiles, 4, 2), out
+    )
+    assert relative_error(out, truth) <= budget(case, x, truth)
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("mode", ["null_logit", "key0_bias"])
+def test_the_modes_are_two_functions(mode: SinkMode, impl: str) -> None:
+    """Running a model with the other mode is an error of another order than rounding."""
+    other: SinkMode = "key0_bias" if mode == "null_logit" else "null_logit"
+    case = Case((100,), (64, 64), heads=4, kv_heads=2, head_dim=64, sink_mode=mode)
+    x = inputs(case, torch.bfloat16, DEVICE)
+    truth = exact(case, x)
+    own = relative_error(run(case, x, impl), truth)
+    assert relative_error(run(case, x, impl, sink_mode=other), truth) > OTHER_MODE_FACTOR * own
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_a_biased_key_is_felt_only_where_it_is_seen(impl: str) -> None:
+    case = Case((60, 50), (10, 4), heads=4)
+    x = inputs(case, torch.float32, DEVICE)
+    plain, biased = run(case, x, impl), run(case.with_sinks("key0_bias"), x, impl)
+    change = (plain - biased).abs().amax((1, 2)).cpu()
+    sees_key_0 = torch.cat([torch.arange(60), torch.arange(50)]) <= 10
+    assert change[~sees_key_0].max() < 1e-5
+    assert change[sees_key_0].min() > 1e-2
+
+
+# NumPy, which interprets kernels, warns of the neighbours' own results.
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("mode", MODES)
+def test_sequences_do_not_see_each_other(mode: SinkMode | None, impl: str) -> None:
+    """Not even as keys of weight zero: the neighbours are NaN."""
+    case = Case((40, 33, 50), (64, 64), sink_mode=mode)
+    x = inputs(case, torch.float32, DEVICE)
+    middle = slice(40, 73)
+    alone = Case((33,), (64, 64), sink_mode=mode)
+    truth = exact(
+        alone, Inputs(x.q[middle], x.k[middle], x.v[middle], x.cu_seqlens.new_tensor([0, 33]), x.sinks)
+    )
+    for part in (x.q, x.k, x.v):
+        part[:40] = float("nan")
+        part[73:] = float("nan")
+    assert relative_error(run(case, x, impl)[middle], truth) < 1e-6
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_strided_inputs(impl: str) -> None:
+    """Views of a fused projection, transposed heads, and a last dimension that is not dense."""
+    case = Case((100,), (20, 11), sink_mode="key0_bias", head_dim=20)
+    x = inputs(case, torch.float32, DEVICE)
+    truth = exact(case, x)
+    fused = torch.stack([x.q, x.k, x.v], dim=1).unbind(1)
+    transposed = [part.transpose(0, 1).contiguous().transpose(0, 1) for part in (x.q, x.k, x.v)]
+    sparse_last = [torch.stack([part, part], dim=-1)[..., 0] for part in (x.q, x.k, x.v)]
+    bounds = torch.stack([x.cu_seqlens, x.cu_seqlens], dim=-1)[..., 0]
+    for views in (fused, transposed, sparse_last):
+        assert not any(part.is_contiguous() for part in views)
+        q, k, v = views
+        out = run(case, Inputs(q, k, v, bounds, x.sinks), impl)
+        assert relative_error(out, truth) <= budget(case, x, truth)
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("mode", ["null_logit", "key0_bias"])
+def test_shards_of_heads_are_those_heads_of_the_whole(mode: SinkMode, ranks: int, impl: str) -> None:
+    case = Case((70, 9), (16, 16), heads=8, kv_heads=4, sink_mode=mode)
+    x = inputs(case, torch.float32, DEVICE)
+    whole = run(case, x, impl)
+    parts = zip(*(part.chunk(ranks, 1) for part in (x.q, x.k, x.v)), x.sinks.chunk(ranks), strict=True)
+    shards = [run(case, Inputs(q, k, v, x.cu_seqlens, sinks), impl) for q, k, v, sinks in parts]
+    assert relative_error(torch.cat(shards, 1), whole.double()) < 1e-6
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_scale_is_of_scores_and_not_of_sinks(impl: str) -> None:
+    case = MODERATE.with_sinks("null_logit")
+    x = inputs(case, torch.float32, DEVICE)
+    halved = replace(x, q=x.q / 2)
+    truth = exact(case, halved)
+    out = run(case, x, impl, scale=case.head_dim**-0.5 / 2)
+    assert relative_error(out, truth) <= budget(case, halved, truth)
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sink", [-1e4, 1e4])
+def test_large_scores_and_sinks_do_not_overflow(sink: float, mode: SinkMode | None, impl: str) -> None:
+    case = MODERATE.with_sinks(mode)
+    x = inputs(case, torch.float32, DEVICE)
+    x = Inputs(x.q * 100, x.k * 100, x.v, x.cu_seqlens, torch.full_like(x.sinks, sink))
+    truth = exact(case, x)
+    assert relative_error(run(case, x, impl), truth) <= budget(case, x, truth)
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+@pytest.mark.parametrize("sequences", [0, 3])
+def test_no_tokens_at_all(sequences: int, impl: str) -> None:
+    case = Case((0,) * sequences, (4, 4))
+    x = inputs(case, torch.float32, DEVICE)
+    assert run(case, x, impl).shape == (0, 2, 32)
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_bounds_may_be_int64(impl: str) -> None:
+    x = inputs(MODERATE, torch.float32, DEVICE)
+    wide = replace(x, cu_seqlens=x.cu_seqlens.long())
+    assert torch.equal(run(MODERATE, x, impl), run(MODERATE, wide, impl))
+
+
+def test_bands_are_small_beside_tokens_squared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest scores that the PyTorch implementation asks for grow with the window, not with tokens."""
+    from attention.window_sink import torch_impl
+
+    sizes: list[int] = []
+    inner = torch_impl._seen
+
+    def spy(queries: torch.Tensor, keys: torch.Tensor, left: int, right: int) -> torch.Tensor:
+        seen = inner(queries, keys, left, right)
+        sizes.append(seen.numel())
+        return seen
+
+    monkeypatch.setattr(torch_impl, "_seen", spy)
+    case = Case((20_000,), (64, 64), heads=1, kv_heads=1, head_dim=8)
+    run(case, inputs(case, torch.float32), "torch")
+    assert max(sizes) <= 128 * 256
+    assert sum(sizes) <= 20_000 * 257
