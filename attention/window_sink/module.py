@@ -78,7 +78,7 @@ class VisionAttentionConfig:
 
 
 class WindowSinkAttention(nn.Module):
-    """One block's attention, or one shard of its heads.
+    """One block's attention, or one shard of its heads. Forward only.
 
     Args:
         config: attention of the encoder.
@@ -112,7 +112,7 @@ class WindowSinkAttention(nn.Module):
         self.sinks: nn.Parameter | None = None
         if config.sinks and not self.is_full:
             self.sinks = nn.Parameter(torch.zeros(self.heads))
-        self.register_load_state_dict_pre_hook(_take_shard)
+        self.requires_grad_(False)  # the kernel has no backward
 
     def forward(self, x: Tensor, patches: PackedPatches) -> Tensor:
         """Attend within each frame.
@@ -151,40 +151,43 @@ class WindowSinkAttention(nn.Module):
         projected: Tensor = self.proj(out.flatten(1))
         return projected
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if self.sinks is None and f"{prefix}sinks" in state_dict:
+            why = "has full attention" if self.is_full else "was built with sinks=False"
+            raise ValueError(f"{prefix}sinks would not be used: block {self.block} {why}")
+        if self.shard[1] > 1:
+            self._take_shard(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _take_shard(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Cut the full tensors of a checkpoint to this shard's heads."""
+        rank, ranks = self.shard
+        q_rows, kv_rows = (
+            heads * self.config.head_dim for heads in (self.config.heads, self.config.kv_heads)
+        )
+
+        def take(name: str, dim: int, *sizes: int) -> None:
+            full = state_dict.get(prefix + name)
+            if full is None:
+                return
+            if full.shape[dim] != sum(sizes):
+                raise ValueError(
+                    f"{prefix}{name} must be the full tensor, with {sum(sizes)} in dimension {dim}, "
+                    f"got shape {tuple(full.shape)}"
+                )
+            parts = full.split(sizes, dim)
+            state_dict[prefix + name] = torch.cat([part.chunk(ranks, dim)[rank] for part in parts], dim)
+
+        take("qkv.weight", 0, q_rows, kv_rows, kv_rows)
+        take("qkv.bias", 0, q_rows, kv_rows, kv_rows)
+        take("proj.weight", 1, q_rows)
+        take("sinks", 0, self.config.heads)
+        if rank > 0:  # the first shard adds the bias, once for all
+            state_dict.pop(f"{prefix}proj.bias", None)
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn channel pairs (i, i + head_dim / 2) of x [tokens, heads, head_dim]; in float32, dtype of x."""
-    first, second = x.float().chunk(2, dim=-1)
+    """Turn channel pairs (i, i + head_dim / 2) of x [tokens, heads, head_dim], in float32 or wider."""
+    first, second = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
-
-
-def _take_shard(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Before loading: refuse sinks that nothing would use, and cut full tensors to the module's heads."""
-    assert isinstance(module, WindowSinkAttention)
-    config, (rank, ranks) = module.config, module.shard
-    if module.sinks is None and f"{prefix}sinks" in state:
-        why = "has full attention" if module.is_full else "was built with sinks=False"
-        raise ValueError(f"{prefix}sinks would not be used: block {module.block} {why}")
-    if ranks == 1:
-        return
-
-    def take(name: str, dim: int, sizes: list[int]) -> None:
-        full = state.get(prefix + name)
-        if full is None:
-            return
-        if full.shape[dim] != sum(sizes):
-            raise ValueError(
-                f"{prefix}{name} must be the full tensor, {sum(sizes)} in dimension {dim}, "
-                f"got shape {tuple(full.shape)}"
-            )
-        parts = [part.chunk(ranks, dim)[rank] for part in full.split(sizes, dim)]
-        state[prefix + name] = torch.cat(parts, dim)
-
-    q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    take("qkv.weight", 0, [q_rows, kv_rows, kv_rows])
-    take("qkv.bias", 0, [q_rows, kv_rows, kv_rows])
-    take("proj.weight", 1, [q_rows])
-    take("sinks", 0, [config.heads])
-    if rank > 0:  # the first shard adds the bias, once
-        state.pop(f"{prefix}proj.bias", None)
