@@ -28,12 +28,17 @@ _LOWEST = tl.constexpr(-3.0e38)
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """Shape of the work of one program: query rows, key rows per loop step, warps and pipeline stages."""
+    """Shape of the work of one program: query rows, key rows per loop step, warps and pipeline stages.
+
+    With fewer than ``fewest_inner`` tiles that need no mask, those share the loop of the tiles that do: two
+    short loops wait for memory twice.
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    fewest_inner: int = 2
 
 
 # Fixed per architecture, dtype width and head_dim, so that no request ever waits for tuning. Tiles are small:
@@ -131,7 +136,7 @@ def _window_sink_kernel(
     q_stride_row, q_stride_head, k_stride_row, k_stride_head,
     v_stride_row, v_stride_head, out_stride_row, out_stride_head,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SINK_MODE: tl.constexpr, STRIDE_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
+    FEWEST_INNER: tl.constexpr, SINK_MODE: tl.constexpr, STRIDE_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     # int64 before any product: 2^31 elements is 524,288 tokens of 32 heads of 128.
     q_stride_row = q_stride_row.to(tl.int64) * STRIDE_UNIT
@@ -191,6 +196,7 @@ def _window_sink_kernel(
     inner_begin = tl.maximum(last - left, begin)
     inner_first = tl.minimum(tl.cdiv(inner_begin - begin, BLOCK_N), tiles)
     inner_end = tl.maximum((tl.minimum(first + right + 1, length) - begin) // BLOCK_N, inner_first)
+    inner_end = tl.where(inner_end - inner_first < FEWEST_INNER, inner_first, inner_end)
     for tile in tl.range(inner_first, inner_end):
         acc, row_max, row_sum = _softmax_step(
             q, k_source, v_source, begin + tile * BLOCK_N, end, k_stride_row, v_stride_row,
@@ -260,6 +266,7 @@ def window_sink_triton(
         COLUMNS=columns,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
+        FEWEST_INNER=config.fewest_inner,
         SINK_MODE=None if sinks is None else sinks.mode,
         STRIDE_UNIT=unit,
         INTERPRETED=q.device.type == "cpu",

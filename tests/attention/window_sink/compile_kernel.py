@@ -30,6 +30,7 @@ def compile_kernel(capability: int, head_dim: int, dtype: str, sinks: str) -> di
         "COLUMNS": columns,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
+        "FEWEST_INNER": config.fewest_inner,
         "SINK_MODE": None if sinks == "none" else sinks,
         "STRIDE_UNIT": 8,
         "INTERPRETED": False,
