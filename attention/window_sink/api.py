@@ -32,7 +32,7 @@ def window_sink_attention(
     scale: float | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
-    """Sliding-window attention of packed sequences: a token sees its neighbours in its own sequence.
+    """Sliding-window attention of packed sequences: a token sees its neighbours in its own. Forward only.
 
     A query q and a key k of one sequence attend iff ``q - left <= k <= q + right`` (and ``k <= q`` if
     ``causal``). A token always sees itself, so every row of the result is defined. Cost is linear in tokens.
