@@ -12,6 +12,8 @@ Q = torch.randn(20, 4, 16)
 K = torch.randn(20, 2, 16)
 BOUNDS = torch.tensor([0, 5, 5, 20])
 SINKS = torch.zeros(4)
+# On a GPU machine no kernel is interpreted, and tensors on the CPU stop before their values are looked at.
+CPU_IMPLS = ["reference", "torch", *(["triton"] if DEVICE == "cpu" else [])]
 
 
 def call(q: torch.Tensor = Q, k: torch.Tensor = K, v: torch.Tensor = K, **changed: Any) -> torch.Tensor:
@@ -69,7 +71,7 @@ def test_window_out_of_range(window: Any, message: str) -> None:
         (torch.tensor([0, 20], device="meta"), "on the device of q, cpu, got meta"),
     ],
 )
-@pytest.mark.parametrize("impl", ["reference", "torch", "triton"])
+@pytest.mark.parametrize("impl", CPU_IMPLS)
 def test_bounds_that_do_not_fit(bounds: torch.Tensor, message: str, impl: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(cu_seqlens=bounds, impl=impl)

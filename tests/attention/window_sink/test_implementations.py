@@ -147,6 +147,22 @@ def test_sequences_do_not_see_each_other(mode: SinkMode | None, impl: str) -> No
     assert relative_error(run(case, x, impl)[middle], truth) < 1e-6
 
 
+# As above: rows that do see the NaN keys.
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("impl", FAST)
+def test_tiles_outside_the_window_are_never_visited(impl: str) -> None:
+    """NaN keys there would reach a row even with weight zero."""
+    case = Case((400,), (20, 20), heads=1, kv_heads=1)
+    x = inputs(case, torch.float32, DEVICE)
+    truth = exact(case, x)
+    for part in (x.k, x.v):
+        part[:100] = float("nan")
+        part[300:] = float("nan")
+    within = slice(192, 208)  # of tiles and bands that reach no further than 64 rows and the window
+    assert relative_error(run(case, x, impl)[within], truth[within]) < 1e-6
+
+
 @pytest.mark.parametrize("impl", FAST)
 def test_strided_inputs(impl: str) -> None:
     """Views of a fused projection, transposed heads, and a last dimension that is not dense."""
