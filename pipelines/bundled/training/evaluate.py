@@ -29,7 +29,7 @@ READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to sample: guidance 1 is one pass a step; ``sparse`` begins after `sparsity.DENSE_STEPS_SHARE`."""
+    """How to sample: guidance 1 is one pass a step; ``sparse`` begins after the first fifth of the steps."""
 
     steps: int
     guidance: float

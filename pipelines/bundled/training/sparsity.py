@@ -9,10 +9,10 @@ from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttention, WanAttnProcessor
 from torch import Tensor
 
-# What the bundled model's preset resolves to at its default size (configs/models/reelwright-shapes.yaml).
+# What the server's default resolves to for the bundled model (`configs.attention`).
 BLOCK_FRAMES = 2
 ANCHOR_STRIDE = 17
-DENSE_STEPS_SHARE = 0.4
+DENSE_STEPS_SHARE = 0.2
 
 
 class MaskedAttention(WanAttnProcessor):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import WanPipeline
 
-from configs.model_preset import BUNDLED_MODEL, find_model
+from configs.attention import AttentionConfig
 from pipelines.bundled.prompts import prompt
 from pipelines.bundled.read_back import score
 from pipelines.bundled.training import sparsity
@@ -52,7 +52,7 @@ def test_both_stages_end_in_a_folder_that_samples(tmp_path: Path) -> None:
 
 
 def test_sparse_training_is_the_served_default() -> None:
-    served = find_model(BUNDLED_MODEL).attention.resolved((16, 16))
+    served = AttentionConfig().resolved((16, 16))
     assert served.backend == "anchor_local"
     assert served.block_size == sparsity.BLOCK_FRAMES * 16 * 16
     assert served.anchor_stride == sparsity.ANCHOR_STRIDE
