@@ -64,7 +64,7 @@ def measure(
         if number < SHEET_CLIPS:
             run.frames.append(frames)
         if (number + 1) % REPORT_EVERY_PROMPTS == 0:
-            print(f"{name}: {run.score.all_five:.3f} of {number + 1}, {run.median_seconds:.2f} s", flush=True)
+            print(f"{name}: {run.score.all_five:.3f} of {number + 1}, {run.seconds.median:.2f} s", flush=True)
     return runs
 
 
