@@ -4,6 +4,7 @@ Knows: which routers, layers and error handlers there are, and what starts and e
 Does not know: what any of them does. Nothing here imports torch.
 """
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from server.errors import (
     ApiError,
     ErrorBody,
     answer_api_error,
+    answer_database_error,
     answer_framework_error,
     answer_query_error,
 )
@@ -46,6 +48,7 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(module.router)
     app.add_exception_handler(ApiError, answer_api_error)
     app.add_exception_handler(HTTPException, answer_framework_error)
+    app.add_exception_handler(sqlite3.OperationalError, answer_database_error)
     app.add_exception_handler(RequestValidationError, answer_query_error)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_bytes=services.settings.max_body_bytes)

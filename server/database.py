@@ -62,10 +62,11 @@ class Database:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
+                connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # a full disk may have undone it already
+                    connection.execute("ROLLBACK")
                 raise
-            connection.execute("COMMIT")
 
     def close(self) -> None:
         """Close the pooled connections."""

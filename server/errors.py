@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from server import logs
 from server.schemas import AnyQuery
 from server.validation import Problem, problem_of
 
@@ -90,6 +91,13 @@ async def answer_framework_error(request: Request, error: Exception) -> JSONResp
     }.get(error.status_code, str(error.detail))
     code = _FRAMEWORK_CODES.get(error.status_code, "error")
     return ApiError(error.status_code, code, message, headers=error.headers).response()
+
+
+async def answer_database_error(request: Request, error: Exception) -> JSONResponse:
+    """Exception handler of a job database that cannot be used now: a full disk, or locked for long."""
+    logs.get_logger().error("database_error", message=str(error))
+    message = f"the job database cannot be used now: {error}"
+    return ApiError(503, "database_unavailable", message, headers={"Retry-After": "10"}).response()
 
 
 async def answer_query_error(request: Request, error: Exception) -> JSONResponse:

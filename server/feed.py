@@ -5,7 +5,8 @@ changed; the streams look for themselves.
 """
 
 import asyncio
-from contextlib import closing
+import sqlite3
+from contextlib import closing, suppress
 
 from server.database import Database
 
@@ -41,6 +42,13 @@ class ChangeFeed:
         self._next_change = asyncio.Event()
 
     async def _poll(self) -> None:
+        while True:
+            with suppress(sqlite3.Error):
+                await self._announce_changes()
+            self._announce()  # while the database does not answer, streams ask it themselves
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _announce_changes(self) -> None:
         with closing(self._database.connect()) as connection:
             known = None
             while True:

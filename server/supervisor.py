@@ -4,7 +4,9 @@ Knows: the job table, the data folder and the worker's pipe. Does not know: torc
 It is one loop in one thread: wait for a message, a death or a deadline; act; write to the table.
 """
 
+import sqlite3
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -13,7 +15,7 @@ from configs.model_preset import ModelPreset
 from configs.settings import Settings
 from server import logs
 from server.backoff import Backoff
-from server.claims import Claim, ClaimTable
+from server.claims import Claim, ClaimLostError, ClaimTable
 from server.database import Database
 from server.files import DataFolder
 from server.job import JobError
@@ -44,7 +46,11 @@ def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") 
     """Entry point of the process. Returns when drained, or when the API process is gone."""
     ignore_stop_signals()
     logs.configure(start.settings, "supervisor")
-    Supervisor(start, api).run()
+    try:
+        Supervisor(start, api).run()
+    except sqlite3.OperationalError as error:  # a full disk; the API process starts another one later
+        logs.get_logger().error("database_error", message=str(error))
+        raise SystemExit(1) from error
 
 
 class Supervisor:
@@ -90,7 +96,8 @@ class Supervisor:
         # The lock says that nobody else works here: what is in progress was left by a killed server.
         for job in self._jobs.running():
             self._log.warning("job_orphaned", job=job.id, attempt=job.attempt)
-            self._claims.lose(Claim(job.id, job.attempt), "the server was killed")
+            with suppress(ClaimLostError):  # deleted just now
+                self._claims.lose(Claim(job.id, job.attempt), "the server was killed")
         for path in self._files.remove_unknown(self._jobs.completed_attempts()):
             self._log.info("file_removed", path=str(path))
         for model, counts in self._jobs.counts().items():
@@ -139,7 +146,8 @@ class Supervisor:
         while job := self._claims.claim(self._model):
             self._log.warning("job_failed", job=job.id, code="model_load_failed", message=reason)
             error = JobError("model_load_failed", reason, retryable=True)
-            self._claims.fail(Claim(job.id, job.attempt), error)
+            with suppress(ClaimLostError):  # deleted just now
+                self._claims.fail(Claim(job.id, job.attempt), error)
 
     def _listen_to_api(self) -> None:
         try:

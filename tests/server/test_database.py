@@ -23,6 +23,31 @@ def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
         assert connection.execute("SELECT COUNT(*) FROM samples").fetchone()[0] == 0
 
 
+def test_a_full_disk_is_said_and_the_connection_works_again(database: Database) -> None:
+    with database.read() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    rows = [(f"{number:0500}",) for number in range(1000)]
+    with pytest.raises(sqlite3.OperationalError, match="full"), database.write() as connection:
+        connection.executemany("INSERT INTO samples VALUES ('m', ?, 1.0)", rows)
+    with database.write() as connection:
+        connection.execute("INSERT INTO samples VALUES ('m', '[]', 1.0)")
+    with database.read() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM samples").fetchone()[0] == 1
+
+
+def test_a_commit_that_fails_leaves_no_open_transaction(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute("CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+        connection.execute("CREATE TABLE children (parent REFERENCES parents DEFERRABLE INITIALLY DEFERRED)")
+    with database.read() as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+    with pytest.raises(sqlite3.IntegrityError), database.write() as connection:
+        connection.execute("INSERT INTO children VALUES (1)")  # found out by COMMIT
+    with database.write() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM children").fetchone()[0] == 0
+
+
 def test_a_reader_sees_the_state_before_an_open_transaction(database: Database) -> None:
     with database.write() as writer, database.read() as reader:
         writer.execute("INSERT INTO samples VALUES ('m', '[]', 1.0)")
