@@ -4,17 +4,20 @@ Knows: where a job's files lie, and how to remove those that no job knows. Does 
 """
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from server.job import JOB_ID_PATTERN
 
 
 class DataFolder:
     """Paths below ``root``; a video is ``videos/{job id}/{attempt}.mp4``."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().absolute()
+        self.root = root.absolute()
         self.database = self.root / "jobs.sqlite3"
         self.lock = self.root / "lock"
         self.videos = self.root / "videos"
@@ -55,12 +58,18 @@ class DataFolder:
         shutil.rmtree(self.videos / job_id, ignore_errors=True)
 
     def remove_unknown(self, completed_attempts: Mapping[str, int]) -> list[Path]:
-        """Remove what is not the video of a completed job (id -> attempt). Returns what was removed."""
+        """Remove what is not the video of a completed job (id -> attempt). Returns what was removed.
+
+        Only folders with the name of a job are looked into: the data folder may hold other things.
+        """
         known = {self.video(job_id, attempt) for job_id, attempt in completed_attempts.items()}
-        strangers = [path for path in self.videos.rglob("*") if path.is_file() and path not in known]
+        named = (path for path in self.videos.iterdir() if re.fullmatch(JOB_ID_PATTERN, path.name))
+        folders = [path for path in named if path.is_dir() and not path.is_symlink()]
+        found = (path for folder in folders for path in folder.iterdir())
+        strangers = [path for path in found if path.is_file() and path not in known]
         for path in strangers:
             path.unlink(missing_ok=True)
-        for folder in self.videos.iterdir():
+        for folder in folders:
             with suppress(OSError):  # not empty: a video is in it
                 folder.rmdir()
         return strangers

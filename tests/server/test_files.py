@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from server.files import DataFolder
+from server.job import new_job_id
 
 
 @pytest.fixture
@@ -44,16 +45,23 @@ def test_discarding_takes_one_attempt_and_its_temporary_files(files: DataFolder)
 
 
 def test_only_videos_of_completed_jobs_stay(files: DataFolder) -> None:
-    kept = files.prepare("video_done", 2)
-    for path in (
-        kept,
-        files.video("video_done", 1),
-        kept.with_name(".2.0a1b.tmp.mp4"),
-        files.prepare("video_unknown", 1),
-        files.videos / "stray.mp4",
-    ):
+    done, unknown, gone = new_job_id(), new_job_id(), new_job_id()
+    kept = files.prepare(done, 2)
+    for path in (kept, files.video(done, 1), kept.with_name(".2.0a1b.tmp.mp4"), files.prepare(unknown, 1)):
         path.write_bytes(b"1")
-    removed = files.remove_unknown({"video_done": 2, "video_gone": 1})
-    assert len(removed) == 4
-    assert files.root.joinpath("videos").is_dir()
+    removed = files.remove_unknown({done: 2, gone: 1})
+    assert len(removed) == 3
     assert list(files.videos.rglob("*")) == [kept.parent, kept]
+
+
+@pytest.mark.parametrize(
+    "name", ["holiday.mp4", "video_2019/1.mp4", "1/1.mp4", "a/b/c.txt", f"{new_job_id()}"]
+)
+def test_what_reelwright_did_not_make_stays(files: DataFolder, name: str) -> None:
+    foreign = files.videos / name
+    foreign.parent.mkdir(parents=True, exist_ok=True)
+    foreign.write_bytes(b"1")
+    (files.videos / "empty").mkdir()
+    assert files.remove_unknown({}) == []
+    assert foreign.is_file()
+    assert (files.videos / "empty").is_dir()
