@@ -22,6 +22,7 @@ CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
 CRF = 18  # visually lossless
 TEMPORARY_SUFFIX = ".tmp.mp4"
+MAX_STEM = 40  # characters of the final name in the temporary one; names end at 255 bytes
 # RGB to BT.709 in video range, and said so in the stream; players guess differently when it is not said.
 COLOURS = (
     "scale=out_color_matrix=bt709:out_range=tv:flags=accurate_rnd+full_chroma_int,"
@@ -46,7 +47,8 @@ def write_mp4(frames: Frames, path: Path, fps: int, *, before_frame: Callable[[]
     count, height, width, _ = frames.shape
     if width % 2 or height % 2:
         raise JobFailedError("internal", f"H.264 in {PIXEL_FORMAT} needs even sides, not {width}x{height}")
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    path = path.absolute()  # ffmpeg takes the "a" of a relative "a:b.mp4" for a protocol
+    temporary = path.with_name(f".{path.stem[:MAX_STEM]}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         _encode(frames, temporary, fps, before_frame)
         _flush(temporary)
@@ -78,11 +80,17 @@ def probe_mp4(path: Path) -> VideoFile:
     Raises:
         JobFailedError: ``internal`` if ffmpeg cannot decode it.
     """
-    decode = ["-i", str(path), "-map", "0:v:0", "-fps_mode", "passthrough", "-f", "null", "-"]
+    decode = ["-i", str(path.absolute()), "-map", "0:v:0", "-fps_mode", "passthrough", "-f", "null", "-"]
     strict = ["-hide_banner", "-nostdin", "-xerror", "-err_detect", "explode", "-progress", "pipe:1"]
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     try:
-        done = subprocess.run([ffmpeg, *strict, *decode], capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            [ffmpeg, *strict, *decode],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C is for this program, which ends its jobs in order
+        )
     except OSError as error:
         raise JobFailedError("internal", f"ffmpeg ({ffmpeg}) cannot be run: {error}") from error
     stream, counts = _STREAM.search(done.stderr), _FRAMES.findall(done.stdout)

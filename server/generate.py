@@ -4,6 +4,7 @@ Knows: the pipelines contract and the terminal. Does not know: queues, HTTP, ten
 """
 
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,14 +46,23 @@ def plan(settings: Settings, request: GenerationRequest, output: Path) -> Plan:
     """Check everything that costs nothing to check. Raises SettingsError."""
     if output.suffix.lower() != ".mp4":
         raise SettingsError(f"--output {output} must end in .mp4; that is the only format written")
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise SettingsError(f"--output {output} is not a file in an existing folder")
+    _check_writable(output)
     preset, attention = choose_model(settings)
     try:
         parameters = resolve(request, preset, attention)
     except RequestError as error:
         raise SettingsError(str(error)) from error
     return Plan(settings, preset, parameters, output)
+
+
+def _check_writable(output: Path) -> None:
+    try:
+        if output.is_dir() or not output.absolute().parent.is_dir():
+            raise SettingsError(f"--output {output} is not a file in an existing folder")
+        with tempfile.TemporaryFile(dir=output.absolute().parent):
+            pass
+    except OSError as error:
+        raise SettingsError(f"--output {output} cannot be written: {error.strerror}") from error
 
 
 def run(plan: Plan, console: Console) -> JobResult:

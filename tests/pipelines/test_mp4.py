@@ -124,6 +124,18 @@ def test_a_name_without_suffix_is_an_mp4_too(tmp_path: Path) -> None:
     assert top_level_boxes(tmp_path / "clip")[0] == "ftyp"
 
 
+@pytest.mark.parametrize(
+    "name", ["12:30.mp4", "-x.mp4", "a%d.mp4", "file:x.mp4", "ü" * 125 + ".mp4", "x" * 251 + ".mp4"]
+)
+def test_every_name_of_the_file_system_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = write_mp4(_moving_square(), Path(name), 16, before_frame=_nothing)
+    assert probe_mp4(Path(name)) == found
+    assert list(tmp_path.iterdir()) == [tmp_path / name]
+
+
 def test_cancel_between_frames_leaves_nothing_and_keeps_an_old_file(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(b"old")
