@@ -94,7 +94,10 @@ def find_model(model: str) -> ModelPreset:
     """
     if model in preset_names():
         return read_preset(PRESET_FOLDER / f"{model}.yaml")
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFoundError(f"model {model!r}: there is no such user") from error
     if path.suffix in {".yaml", ".yml"} and path.is_file():
         return read_preset(path)
     for name in preset_names():

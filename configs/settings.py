@@ -7,6 +7,7 @@ docs/environment.md has one row per field here. Flags win over the environment.
 import difflib
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,6 +90,21 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="Log lines as JSON or for people; auto: for people on a terminal."
     )
+
+    @field_validator("data_dir")
+    @classmethod
+    def _home(cls, folder: Path) -> Path:
+        try:
+            return folder.expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{folder}: there is no such user") from error
+
+    @field_validator("device")
+    @classmethod
+    def _device_name(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", device):
+            raise ValueError(f"{device!r} is not one of auto, cpu, cuda, cuda:<index>")
+        return device
 
     @field_validator("api_keys_sha256", mode="before")
     @classmethod

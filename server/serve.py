@@ -98,9 +98,11 @@ def _open(files: DataFolder) -> FolderLock:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}: {error.strerror}") from error
+    family, _, _, _, address = found[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
