@@ -68,7 +68,8 @@ def set_gauge(connection: sqlite3.Connection, metric: Metric, value: float, *lab
 
 
 def observe(connection: sqlite3.Connection, histogram: Histogram, value: float, *labels: str) -> None:
-    """Add one value to a histogram."""
+    """Add one value to a histogram; a clock that was set back makes no negative durations."""
+    value = max(0.0, value)
     sample = _sample(histogram, labels, value)
     connection.execute(_SQL["add"], sample)
     position = bisect_left(histogram.buckets, value)

@@ -87,7 +87,7 @@ def progress_of(video: Video) -> VideoProgress:
 
 def _metrics(job: Job) -> VideoMetrics:
     measured = job.result.metrics.model_dump() if job.result else {}
-    queue_seconds = job.started_at - job.created_at if job.started_at is not None else None
+    queue_seconds = max(0.0, job.started_at - job.created_at) if job.started_at is not None else None
     return VideoMetrics.model_validate(
         measured | {"queue_seconds": queue_seconds, "last_step_seconds": job.last_step_seconds}
     )

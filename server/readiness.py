@@ -18,7 +18,7 @@ def unready_reason(services: Services) -> str | None:
         worker = services.worker()
     except sqlite3.Error as error:
         return f"the database does not answer: {error}"
-    if worker is None:
+    if worker is None or worker.supervisor_pid != services.supervisor.pid:
         return f"starting: model {services.preset.name} is not loaded yet"
     if not worker.is_alive:
         return "the supervisor process gives no sign of life"

@@ -8,6 +8,7 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import logs
@@ -45,6 +46,8 @@ class RequestContextMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            self._log.debug("client_gone", request=request_id)
         except Exception:
             self._log.exception("request_error", request=request_id)
             if status is not None:

@@ -39,6 +39,11 @@ class SupervisorHandle:
         """Whether the process runs."""
         return self._process is not None and self._process.is_alive()
 
+    @property
+    def pid(self) -> int | None:
+        """The process, or None before the first one."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Start the process, and again whenever it dies, until it is drained or killed."""
         self._keeper = asyncio.create_task(self._keep_running())

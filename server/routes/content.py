@@ -37,8 +37,8 @@ def get_content(
     """The finished MP4. ETag is its SHA-256; Range, If-Range and If-None-Match are honoured."""
     job, file = _finished(services, video_id)
     path = services.files.video(job.id, job.attempt)
-    if not path.is_file():
-        raise ApiError(410, "file_missing", f"the file of video {job.id} is gone from the server's disk")
+    if _size_of(path) != file.bytes:
+        raise ApiError(410, "file_missing", f"the whole file of video {job.id} is not on the server's disk")
     etag, last_modified = f'"{file.sha256}"', formatdate(job.completed_at, usegmt=True)
     headers = {
         "Accept-Ranges": "bytes",
@@ -65,6 +65,13 @@ def _finished(services: Services, video_id: str) -> tuple[Job, VideoFile]:
         message = f"video {job.id} is {job.status}" + (f": {job.error.message}" if job.error else "")
         raise ApiError(409, "not_ready" if not job.is_final else "no_content", message)
     return job, job.result.file
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _send(

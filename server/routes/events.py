@@ -70,7 +70,7 @@ def _name_of_change(shown: Snapshot, now: Snapshot) -> str | None:
 
 
 def _event(name: str, data: BaseModel, version: int) -> ServerSentEvent:
-    return ServerSentEvent(data=data.model_dump_json(), event=name, id=str(version))
+    return ServerSentEvent(data=data.model_dump_json(), event=name, id=str(version), sep="\n")
 
 
 async def _wait(change: asyncio.Event) -> None:

@@ -44,6 +44,13 @@ def test_a_histogram_is_cumulative_and_a_bound_belongs_to_its_bucket(database: D
     assert read_samples(database, STEP_DURATION) == {("a", "dense"): pytest.approx(sum(values))}
 
 
+def test_a_clock_that_was_set_back_makes_no_negative_duration(database: Database) -> None:
+    with database.write() as connection:
+        observe(connection, STEP_DURATION, -5.0, "a", "dense")
+    assert read_samples(database, STEP_DURATION) == {("a", "dense"): 0.0}
+    assert read_buckets(database, STEP_DURATION)["a", "dense"][0] == (STEP_BUCKETS[0], 1)
+
+
 def test_a_wrong_number_of_labels_is_an_error(database: Database) -> None:
     with database.write() as connection, pytest.raises(ValueError, match="labels"):
         count(connection, JOBS_TOTAL, "a")

@@ -1,13 +1,18 @@
 """Starting and stopping the server."""
 
+import json
 import signal
 import socket
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.server.routes.test_videos import error_of
 from tests.server.running_server import RunningServer, free_port
 from tests.server.test_cli import run
 from tests.server.test_supervisor import read_job
@@ -94,6 +99,48 @@ def test_a_data_folder_that_cannot_be_made_is_one_readable_line(tmp_path: Path, 
     assert ended.returncode == 1
     assert str(folder) in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_an_address_that_does_not_resolve_is_one_readable_line(data_dir: Path, model_file: Path) -> None:
+    ended = run(
+        *("serve", "--host", "no.such.host.invalid", "--allow-unauthenticated"),
+        *("--data-dir", str(data_dir), "--model", str(model_file)),
+    )
+    assert ended.returncode == 1
+    assert "no.such.host.invalid" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_database_that_cannot_be_used_is_503_and_works_again(data_dir: Path, model_file: Path) -> None:
+    with RunningServer(data_dir, model_file) as server:
+        with closing(sqlite3.connect(data_dir / "jobs.sqlite3")) as database:
+            database.execute("ALTER TABLE jobs RENAME TO away")
+            for method, path in (("POST", "/v1/videos"), ("GET", "/v1/videos"), ("DELETE", "/v1/videos/x")):
+                answer = server.client.request(method, path, json={"prompt": "x"})
+                assert error_of(answer, 503)["code"] == "database_unavailable"
+                assert int(answer.headers["retry-after"]) > 0
+            server.wait_for(lambda: "supervisor_died" in server.log.read_text())
+            database.execute("ALTER TABLE away RENAME TO jobs")
+        assert server.wait_for_job(server.submit()["id"])["status"] == "completed"
+        assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
+def test_a_client_that_goes_away_while_sending_is_no_error(server: RunningServer, kind: str) -> None:
+    request_id = f"gone-{kind[:9]}"
+    head = (
+        f"POST /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: {request_id}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: 1000\r\n\r\n--x"
+    )
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode())
+
+    def lines() -> list[dict[str, Any]]:
+        logged = (json.loads(line) for line in server.log.read_text().splitlines() if request_id in line)
+        return list(logged)
+
+    server.wait_for(lambda: bool(lines()))
+    assert [(line["event"], line["status"]) for line in lines()] == [("request", 499)]
 
 
 def test_logs_bind_the_job_and_hold_no_prompt(server: RunningServer) -> None:

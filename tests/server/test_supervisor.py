@@ -98,6 +98,9 @@ def test_jobs_survive_the_death_of_everything(data_dir: Path, model_file: Path) 
         before = server.worker()
         os.kill(before["supervisor_pid"], signal.SIGKILL)
         server.wait_for(lambda: is_gone(before["worker_pid"]))
+        server.wait_for(lambda: server.client.get("/health/ready").status_code == 503)
+        server.wait_until_ready()
+        assert server.worker()["worker_pid"] not in {None, before["worker_pid"]}
         again = server.wait_for_job(job_id)
         assert (again["status"], again["attempt"]) == ("completed", 2)
         assert server.worker()["supervisor_pid"] != before["supervisor_pid"]

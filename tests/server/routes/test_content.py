@@ -126,8 +126,17 @@ def test_a_variant_that_does_not_exist_is_named(client: httpx.Client, video_id: 
     assert error_of(answer, 400)["param"] == "variant"
 
 
-def test_a_file_that_vanished_is_410(server: RunningServer, client: httpx.Client) -> None:
+@pytest.mark.parametrize("kept_bytes", [None, 0, 100])
+def test_a_file_that_is_not_whole_any_more_is_410(
+    server: RunningServer, client: httpx.Client, kept_bytes: int | None
+) -> None:
     job_id = server.submit()["id"]
     server.wait_for_job(job_id, "completed")
-    (server.data_dir / "videos" / job_id / "1.mp4").unlink()
-    assert error_of(client.get(f"/v1/videos/{job_id}/content"), 410)["code"] == "file_missing"
+    path = server.data_dir / "videos" / job_id / "1.mp4"
+    if kept_bytes is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:kept_bytes])
+    for headers in ({}, {"range": "bytes=0-9"}):
+        answer = client.get(f"/v1/videos/{job_id}/content", headers=headers)
+        assert error_of(answer, 410)["code"] == "file_missing"

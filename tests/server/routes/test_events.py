@@ -41,6 +41,7 @@ def test_a_jobs_life_from_snapshot_to_completed(server: RunningServer, client: h
         events = list(read_events(answer))
     assert events[0].name == "snapshot"
     assert events[-1].name == "completed"
+    assert "\r" not in client.get(f"/v1/videos/{job_id}/events").text  # for grep and cut
     assert {event.name for event in events[1:-1]} <= {"status", "progress"}
     assert events[-1].data == server.job(job_id)
     ids = [event.id for event in events]
