@@ -75,9 +75,16 @@ class Database:
 
 
 def migrate(path: Path) -> None:
-    """Make the file, or bring its tables up to this version's. Only one process may do so at a time."""
+    """Make the file, or bring its tables up to this version's. Only one process may do so at a time.
+
+    Raises:
+        DatabaseVersionError: a newer Reelwright wrote it. sqlite3.Error: it is damaged, or no such file.
+    """
     scripts = sorted(SQL_FOLDER.glob("[0-9][0-9][0-9]_*.sql"))
     with closing(Database(path).connect()) as connection:
+        fault = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if fault != "ok":
+            raise sqlite3.DatabaseError(f"{path} is damaged: {fault}")
         version = int(connection.execute("PRAGMA user_version").fetchone()[0])
         if version > len(scripts):
             raise DatabaseVersionError(

@@ -78,6 +78,17 @@ def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
         migrate(path)
 
 
+def test_a_damaged_file_is_an_error(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute("INSERT INTO samples VALUES ('m', '[]', 1.0)")
+    with database.read() as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = database.path.read_bytes()
+    database.path.write_bytes(content[:4096] + bytes([0xA5]) * (len(content) - 4096))
+    with pytest.raises(sqlite3.DatabaseError):
+        migrate(database.path)
+
+
 @pytest.mark.parametrize("file_name", ["jobs.sql", "workers.sql", "observations.sql"])
 def test_every_named_statement_compiles(file_name: str, database: Database) -> None:
     statements = read_statements(file_name)
