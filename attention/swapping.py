@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.hooks import RemovableHandle
 
-from attention.anchor_local.api import Impl, anchor_local_ordered, resolve_impl
+from attention.anchor_local.api import anchor_local_ordered
+from attention.choice import Impl, resolve_impl
 from attention.diffusers_door import check_processor, register_backend
 from attention.families import TransformerFamily, family_of, self_attention_modules
 from attention.layout import AnchorLocalLayout, anchor_local_layout

@@ -1,20 +1,12 @@
 """Contract, validation and choice of implementation for anchor_local."""
 
-import math
-import os
-from typing import Literal, get_args
-
-import torch
 from torch import Tensor
 
 from attention.anchor_local.reference import anchor_local_reference
 from attention.anchor_local.torch_impl import anchor_local_torch
+from attention.choice import MAX_HEAD_DIM, Impl, checked_scale, resolve_impl
 from attention.layout import AnchorLocalLayout, anchor_local_layout
 from attention.pattern import AnchorLocalPattern
-
-Impl = Literal["auto", "reference", "torch", "triton"]
-MAX_HEAD_DIM = 256
-_TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def anchor_local_attention(
@@ -103,23 +95,6 @@ def anchor_local_ordered(
     return _run(resolve_impl(impl, q), q, k, v, layout, scale)
 
 
-def resolve_impl(impl: str, q: Tensor) -> Literal["reference", "torch", "triton"]:
-    """What will run for this tensor. Raises ValueError if the named implementation cannot."""
-    if impl not in get_args(Impl):
-        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
-    if impl == "auto":
-        return "triton" if q.is_cuda and q.dtype in _TRITON_DTYPES else "torch"
-    if impl == "triton":
-        if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-            raise ValueError(
-                "impl='triton' needs CUDA tensors (or TRITON_INTERPRET=1 to interpret on the CPU)"
-            )
-        if q.dtype not in _TRITON_DTYPES:
-            raise ValueError(f"impl='triton' takes float32, bfloat16 or float16, got {q.dtype}")
-        return "triton"
-    return "reference" if impl == "reference" else "torch"
-
-
 def _run(chosen: str, q: Tensor, k: Tensor, v: Tensor, layout: AnchorLocalLayout, scale: float) -> Tensor:
     if chosen == "reference":
         raise ValueError("impl='reference' is defined on the caller's order: use anchor_local_attention")
@@ -154,8 +129,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
         raise ValueError(f"there are more queries than tokens: {q.shape[1]} and {k.shape[1]}")
     if q.shape[3] > MAX_HEAD_DIM:
         raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {q.shape[3]}")
-    if scale is None:
-        return float(q.shape[3] ** -0.5)
-    if not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"scale must be positive and finite, got {scale}")
-    return scale
+    return checked_scale(scale, q.shape[3])

@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from attention.choice import is_data_center_gpu
 from attention.layout import AnchorLocalLayout
+from attention.triton_dot import dot
 
 _LOG2_E = 1.4426950408889634
 
@@ -73,21 +75,12 @@ def _load_tile(
 
 
 @triton.jit
-def _dot(a, b, acc, INTERPRETED: tl.constexpr):
-    """float32 a @ b + acc. The interpreter multiplies bfloat16 as integers, so there it is widened first."""
-    if INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    # tf32 would cost float32 callers three digits; narrower dtypes do not look at input_precision.
-    return tl.dot(a, b, acc, input_precision="ieee")
-
-
-@triton.jit
 def _softmax_step(
     q, key, value, acc, row_max, row_sum, scale_log2, keys_left, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax (base 2, float32) over a tile of keys, of which keys_left are valid."""
-    scores = _dot(q, key.T, tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32), INTERPRETED)
+    scores = dot(q, key.T, tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32), INTERPRETED)
     if MASKED:
         scores = tl.where((tl.arange(0, BLOCK_N) < keys_left)[None, :], scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
@@ -95,7 +88,7 @@ def _softmax_step(
     decay = tl.math.exp2(row_max - new_max)
     row_sum = row_sum * decay + tl.sum(weights, 1)
     acc = acc * decay[:, None]
-    acc = _dot(weights.to(value.dtype), value, acc, INTERPRETED)
+    acc = dot(weights.to(value.dtype), value, acc, INTERPRETED)
     return acc, new_max, row_sum
 
 
@@ -227,7 +220,7 @@ def anchor_local_triton(
     columns = max(16, triton.next_power_of_2(head_dim))
     config = config or _tile_config(q, columns)
     tiles, anchor_tiles = _tile_table(layout, config.block_m, q.device)
-    use_tma = _has_tma(q.device) and columns == head_dim and all(_fits_descriptor(x) for x in (q, k, v))
+    use_tma = _large_tiles(q.device) and columns == head_dim and all(_fits_descriptor(x) for x in (q, k, v))
     sources: tuple[Any, ...] = (q, k, v)
     if use_tma:
         sources = (
@@ -281,13 +274,12 @@ def _tile_config(q: Tensor, columns: int) -> TileConfig:
     width = max(32, columns)
     if q.dtype == torch.float32:
         return _FLOAT32[width]
-    return (_HOPPER if _has_tma(q.device) else _OTHER)[width]
+    return (_HOPPER if _large_tiles(q.device) else _OTHER)[width]
 
 
-@lru_cache(maxsize=8)
-def _has_tma(device: torch.device) -> bool:
-    """Whether the device has the tensor memory accelerator (Hopper and later); the interpreter plays one."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9
+def _large_tiles(device: torch.device) -> bool:
+    """Whether Hopper's tiles and bulk copies may be used; the interpreter plays a Hopper."""
+    return device.type == "cpu" or is_data_center_gpu(device)
 
 
 def _fits_descriptor(x: Tensor) -> bool:

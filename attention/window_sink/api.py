@@ -1,22 +1,18 @@
 """Contract, validation and choice of implementation for window_sink."""
 
-import math
-import os
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from attention.choice import MAX_HEAD_DIM, Impl, checked_scale, resolve_impl
 from attention.window_sink.reference import window_sink_reference
 from attention.window_sink.sinks import SinkMode, Sinks
 from attention.window_sink.torch_impl import window_sink_torch
 from attention.window_sink.window import Window
 
-Impl = Literal["auto", "reference", "torch", "triton"]
-MAX_HEAD_DIM = 256
 MAX_TOKENS = 2**29  # positions are int32 in the kernel, and one position plus both sides must be one
-_TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def window_sink_attention(
@@ -94,23 +90,6 @@ def sequence_bounds(cu_seqlens: Tensor, total: int) -> list[int]:
     return bounds
 
 
-def resolve_impl(impl: str, q: Tensor) -> Literal["reference", "torch", "triton"]:
-    """What will run for this tensor. Raises ValueError if the named implementation cannot."""
-    if impl not in get_args(Impl):
-        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
-    if impl == "auto":
-        return "triton" if q.is_cuda and q.dtype in _TRITON_DTYPES else "torch"
-    if impl == "triton":
-        if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-            raise ValueError(
-                "impl='triton' needs CUDA tensors (or TRITON_INTERPRET=1 to interpret on the CPU)"
-            )
-        if q.dtype not in _TRITON_DTYPES:
-            raise ValueError(f"impl='triton' takes float32, bfloat16 or float16, got {q.dtype}")
-        return "triton"
-    return "reference" if impl == "reference" else "torch"
-
-
 def _pair(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
     if not isinstance(window, tuple) or len(window) != 2:
         raise ValueError(f"window must be a pair (left, right), got {window!r}")
@@ -141,11 +120,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
         raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {q.shape[2]}")
     if q.shape[0] > MAX_TOKENS:
         raise ValueError(f"total must be at most {MAX_TOKENS}, got {q.shape[0]}")
-    if scale is None:
-        return float(q.shape[2] ** -0.5)
-    if not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"scale must be positive and finite, got {scale}")
-    return scale
+    return checked_scale(scale, q.shape[2])
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:

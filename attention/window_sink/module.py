@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention.window_sink.api import Impl, window_sink_attention
+from attention.choice import Impl
+from attention.window_sink.api import window_sink_attention
 from attention.window_sink.patches import PackedPatches
 from attention.window_sink.sinks import SinkMode
 

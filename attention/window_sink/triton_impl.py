@@ -10,13 +10,14 @@ and the loops begin behind it.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from attention.choice import is_data_center_gpu
+from attention.triton_dot import dot
 from attention.window_sink.sinks import Sinks
 from attention.window_sink.window import Window
 
@@ -90,15 +91,6 @@ def _load_rows(source, rows, rows_end, stride_row, HEAD_DIM: tl.constexpr, COLUM
 
 
 @triton.jit
-def _dot(a, b, acc, INTERPRETED: tl.constexpr):
-    """float32 a @ b + acc. The interpreter multiplies bfloat16 as integers, so there it is widened first."""
-    if INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    # tf32 would cost float32 callers three digits; narrower dtypes do not look at input_precision.
-    return tl.dot(a, b, acc, input_precision="ieee")
-
-
-@triton.jit
 def _softmax_step(
     q, k_source, v_source, key, keys_end, k_stride_row, v_stride_row, acc, row_max, row_sum, scale_log2,
     row_begin, row_end, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -111,7 +103,7 @@ def _softmax_step(
     rows = key + tl.arange(0, BLOCK_N)
     keys = _load_rows(k_source, rows, keys_end, k_stride_row, HEAD_DIM, COLUMNS)
     values = _load_rows(v_source, rows, keys_end, v_stride_row, HEAD_DIM, COLUMNS)
-    scores = _dot(q, keys.T, tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32), INTERPRETED)
+    scores = dot(q, keys.T, tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32), INTERPRETED)
     if MASKED:
         seen = (rows[None, :] >= row_begin[:, None]) & (rows[None, :] <= row_end[:, None])
         scores = tl.where(seen, scores, float("-inf"))
@@ -120,7 +112,7 @@ def _softmax_step(
     decay = tl.math.exp2(row_max - new_max)
     row_sum = row_sum * decay + tl.sum(weights, 1)
     acc = acc * decay[:, None]
-    acc = _dot(weights.to(values.dtype), values, acc, INTERPRETED)
+    acc = dot(weights.to(values.dtype), values, acc, INTERPRETED)
     return acc, new_max, row_sum
 
 
@@ -243,7 +235,7 @@ def window_sink_triton(
     if tokens == 0:
         return out
     columns = max(16, triton.next_power_of_2(head_dim))
-    config = config or tile_config(q.dtype, columns, _is_hopper(q.device))
+    config = config or tile_config(q.dtype, columns, is_data_center_gpu(q.device))
     left, right = window.within(tokens)
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
     unit = 8 if all(stride % 8 == 0 for stride in strides) else 1
@@ -282,9 +274,3 @@ def tile_config(dtype: torch.dtype, columns: int, hopper: bool) -> TileConfig:
     if dtype == torch.float32:
         return _FLOAT32[width]
     return (_HOPPER if hopper else _OTHER)[width]
-
-
-@lru_cache(maxsize=8)
-def _is_hopper(device: torch.device) -> bool:
-    """Whether the device has Hopper's shared memory or more: compute capability 9 and 10, not 12."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)

@@ -9,7 +9,7 @@ from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttention, WanAttnProcessor
 from torch import Tensor
 
-# What the general default resolves to at the bundled model's size (`configs.attention`). Its preset is more careful.
+# What the general default (`configs.attention`) resolves to at this model's size; its preset is more careful.
 BLOCK_FRAMES = 2
 ANCHOR_STRIDE = 17
 DENSE_STEPS_SHARE = 0.2

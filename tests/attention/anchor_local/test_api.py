@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attention import AnchorLocalPattern, anchor_local_attention, anchor_local_layout, anchor_local_ordered
-from attention.anchor_local.api import Impl
+from attention.choice import Impl
 from tests.attention.anchor_local.helpers import DEVICE, Case, exact, inputs, relative_error
 
 Q = torch.randn(2, 20, 4, 16)

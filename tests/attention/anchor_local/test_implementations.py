@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention import anchor_local_attention
-from attention.anchor_local.api import Impl
+from attention.choice import Impl
 from tests.attention.anchor_local.helpers import CASES, DEVICE, Case, budget, exact, inputs, relative_error
 
 FAST: tuple[Impl, ...] = ("torch", "triton")

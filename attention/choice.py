@@ -1,0 +1,52 @@
+"""What every operator's contract shares: which implementation runs, and the scale of the scores.
+
+Knows devices and dtypes. Does not know any operator.
+"""
+
+import math
+import os
+from functools import lru_cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Impl = Literal["auto", "reference", "torch", "triton"]
+Chosen = Literal["reference", "torch", "triton"]
+MAX_HEAD_DIM = 256
+_TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def resolve_impl(impl: str, q: Tensor) -> Chosen:
+    """What will run for this tensor. Raises ValueError if the named implementation cannot."""
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    if impl == "auto":
+        return "triton" if q.is_cuda and q.dtype in _TRITON_DTYPES else "torch"
+    if impl == "triton":
+        if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                "impl='triton' needs CUDA tensors (or TRITON_INTERPRET=1 to interpret on the CPU)"
+            )
+        if q.dtype not in _TRITON_DTYPES:
+            raise ValueError(f"impl='triton' takes float32, bfloat16 or float16, got {q.dtype}")
+        return "triton"
+    return "reference" if impl == "reference" else "torch"
+
+
+def checked_scale(scale: float | None, head_dim: int) -> float:
+    """The scale, by default ``head_dim ** -0.5``. Raises ValueError unless it is positive and finite."""
+    if scale is None:
+        return float(head_dim**-0.5)
+    if not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"scale must be positive and finite, got {scale}")
+    return scale
+
+
+@lru_cache(maxsize=8)
+def is_data_center_gpu(device: torch.device) -> bool:
+    """Compute capability 9 or 10 (Hopper, Blackwell): bulk copies and 227 KiB of shared memory a program.
+
+    Consumer Blackwell, capability 12, has the copies but only 99 KiB.
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
