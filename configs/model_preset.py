@@ -82,7 +82,9 @@ def read_preset(path: Path) -> ModelPreset:
     """Read one preset file. Raises ValueError naming the file and the field at fault."""
     try:
         return ModelPreset.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+    except ValidationError as error:
+        raise ValueError(f"model preset {path}: {_first_fault(error)}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"model preset {path}: {error}") from error
 
 
@@ -153,6 +155,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelNotFoundError(f"{path} is missing: not a whole Diffusers folder") from error
     except json.JSONDecodeError as error:
         raise ModelNotFoundError(f"{path} is not valid JSON: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelNotFoundError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelNotFoundError(f"{path} must hold a JSON object")
     return content
@@ -166,12 +170,25 @@ def _preset_from_configs(
         raise ModelNotFoundError(
             f"model {source!r} is a {pipeline_class!r}; this version serves WanPipeline (text to video)"
         )
-    geometry = VideoGeometry(
-        vae_spatial=vae.get("scale_factor_spatial", 8),
-        vae_temporal=vae.get("scale_factor_temporal", 4),
-        patch=tuple(transformer.get("patch_size", (1, 2, 2))),
+    said = {
+        "vae_spatial": vae.get("scale_factor_spatial"),
+        "vae_temporal": vae.get("scale_factor_temporal"),
+        "patch": transformer.get("patch_size"),
+    }
+    safe_name = (
+        "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in name).lstrip("._-")
+        or "model"
     )
-    safe_name = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).lstrip("._-") or "model"
-    step = geometry.side_multiple
-    defaults = GenerationDefaults(width=832 // step * step, height=480 // step * step)
-    return ModelPreset(name=safe_name, source=source, geometry=geometry, defaults=defaults)
+    try:
+        geometry = VideoGeometry.model_validate({k: v for k, v in said.items() if v is not None})
+        step = geometry.side_multiple
+        defaults = GenerationDefaults(width=832 // step * step, height=480 // step * step)
+        return ModelPreset(name=safe_name, source=source, geometry=geometry, defaults=defaults)
+    except ValidationError as error:
+        raise ModelNotFoundError(f"model {source!r} cannot be served: {_first_fault(error)}") from error
+
+
+def _first_fault(error: ValidationError) -> str:
+    entry = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in entry["loc"])
+    return f"{where or 'all of it'}: {entry['msg']}, got {entry['input']!r:.80}"
