@@ -1,9 +1,12 @@
 """The sizes and lengths that a model can make, and how many tokens they cost."""
 
+import math
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# Diffusers' WanPipeline refuses other sides, even where its VAE and its patches could make them.
+PIPELINE_SIDE_MULTIPLE = 16
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -30,7 +33,7 @@ class VideoGeometry(BaseModel):
     @property
     def side_multiple(self) -> int:
         """Width and height must be a multiple of this many pixels."""
-        return self.vae_spatial * max(self.patch[1], self.patch[2])
+        return math.lcm(PIPELINE_SIDE_MULTIPLE, self.vae_spatial * max(self.patch[1], self.patch[2]))
 
     def check_side(self, name: str, pixels: int) -> None:
         """Raise GeometryError unless ``pixels`` is a multiple of ``side_multiple``."""

@@ -7,6 +7,7 @@ import torch
 
 from configs.geometry import VideoGeometry
 from configs.job import JobParameters
+from configs.model_preset import find_model, preset_names
 from pipelines import LoadedPipeline, wan
 from tests.pipelines.stock import stock_output
 
@@ -83,3 +84,20 @@ def test_forget_drops_the_frames_of_an_interrupted_decode(own_pipeline: LoadedPi
     assert any(frame is not None for frame in vae._feat_map)
     wan.forget(own_pipeline.pipe)
     assert all(frame is None for frame in vae._feat_map)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        *(find_model(name).geometry for name in preset_names()),
+        VideoGeometry(vae_spatial=16, patch=(1, 2, 2)),
+        VideoGeometry(vae_spatial=8, patch=(1, 3, 3)),
+    ],
+    ids=str,
+)
+def test_the_pipeline_takes_every_side_that_passes(loaded: LoadedPipeline, geometry: VideoGeometry) -> None:
+    step = geometry.side_multiple
+    assert step % (geometry.vae_spatial * geometry.patch[1]) == 0
+    for pixels in range(step, 10 * step, step):
+        geometry.check_side("width", pixels)
+        loaded.pipe.check_inputs("x", None, pixels, pixels)
