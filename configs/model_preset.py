@@ -52,6 +52,7 @@ class ModelPreset(BaseModel):
     revision: str | None = None
     description: str = ""
     geometry: VideoGeometry = VideoGeometry()
+    num_layers: Positive | None = Field(default=None, description="Blocks of the transformer, if known.")
     max_sequence_length: Positive = Field(
         default=512,
         description="Text tokens the transformer sees; longer prompts are cut with a warning.",
@@ -183,7 +184,13 @@ def _preset_from_configs(
         geometry = VideoGeometry.model_validate({k: v for k, v in said.items() if v is not None})
         step = geometry.side_multiple
         defaults = GenerationDefaults(width=832 // step * step, height=480 // step * step)
-        return ModelPreset(name=safe_name, source=source, geometry=geometry, defaults=defaults)
+        return ModelPreset(
+            name=safe_name,
+            source=source,
+            geometry=geometry,
+            num_layers=transformer.get("num_layers"),
+            defaults=defaults,
+        )
     except ValidationError as error:
         raise ModelNotFoundError(f"model {source!r} cannot be served: {_first_fault(error)}") from error
 

@@ -1,9 +1,10 @@
 """From what a caller asked for to what will run: defaults filled in, everything checked, nothing rounded."""
 
+import re
 import secrets
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from configs.attention import AttentionConfig, AttentionOverrides
 from configs.geometry import GeometryError
@@ -13,6 +14,12 @@ from configs.model_preset import ModelPreset
 MAX_PROMPT_CHARACTERS = 10_000
 
 
+def _checked_size(size: str) -> str:
+    if re.fullmatch(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}", size) is None:
+        raise ValueError(f"size {size!r:.40} is not WIDTHxHEIGHT in pixels, such as 832x480")
+    return size
+
+
 class GenerationRequest(BaseModel):
     """The part of a request that decides the clip; None means: the model's default."""
 
@@ -20,7 +27,7 @@ class GenerationRequest(BaseModel):
 
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    size: Annotated[str, Field(pattern=r"^[1-9]\d{0,4}x[1-9]\d{0,4}$")] | None = None
+    size: Annotated[str, AfterValidator(_checked_size)] | None = None
     seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = None
     num_frames: Annotated[int, Field(ge=1, le=100_000)] | None = None
     fps: Annotated[int, Field(ge=1, le=120)] | None = None
@@ -68,6 +75,7 @@ def resolve(
         attention = (request.attention or AttentionOverrides()).over(base_attention).resolved((rows, columns))
     except ValueError as error:
         raise RequestError("attention", _first_message(error)) from error
+    _check_layers(attention, preset)
     return JobParameters(
         model=preset.name,
         prompt=request.prompt,
@@ -81,6 +89,17 @@ def resolve(
         seed=secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed,
         attention=attention,
     )
+
+
+def _check_layers(attention: AttentionConfig, preset: ModelPreset) -> None:
+    if preset.num_layers is None:
+        return  # then the model says so itself, once it is loaded
+    beyond = [layer for layer in attention.dense_layers if layer >= preset.num_layers]
+    if beyond:
+        raise RequestError(
+            "attention.dense_layers",
+            f"dense_layers names {beyond}, but {preset.name} has layers 0 to {preset.num_layers - 1}",
+        )
 
 
 def _size(request: GenerationRequest, preset: ModelPreset) -> tuple[int, int]:

@@ -17,7 +17,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": 5}, "prompt", "string"),
     ({"prompt": "x" * 10_001}, "prompt", "10000"),
     ({"promt": "x"}, "promt", "'prompt'"),
-    ({"size": "64"}, "size", "pattern"),
+    ({"size": "64"}, "size", "WIDTHxHEIGHT"),
     ({"size": "65x64"}, "size", "64 or 80"),
     ({"size": "64x10000"}, "size", "16 to 256"),
     ({"size": [64, 64]}, "size", "string"),
