@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PROMPT ?= a red circle moving left quickly on a white background
+SEED ?= 1
 
 .PHONY: demo serve test check format clean
 
@@ -12,7 +13,7 @@ PROMPT ?= a red circle moving left quickly on a white background
 	touch $@
 
 demo: .venv/.ready
-	$(BIN)/reelwright generate "$(PROMPT)" --output demo.mp4
+	$(BIN)/reelwright generate "$(PROMPT)" --seed $(SEED) --output demo.mp4
 
 serve: .venv/.ready
 	$(BIN)/reelwright serve
