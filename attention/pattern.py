@@ -8,6 +8,7 @@ A query q and a key k of n tokens may attend iff
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,20 @@ class AnchorLocalPattern:
         """
         if tokens < 1:
             raise ValueError(f"tokens must be at least 1, got {tokens}")
-        if self.is_full(tokens):
-            return tokens * tokens
-        anchors = self.anchors_before(tokens)
-        pairs = anchors * tokens
-        for begin in range(0, tokens, self.block_size):
-            end = min(begin + self.block_size, tokens)
-            local = end - begin - (self.anchors_before(end) - self.anchors_before(begin))
-            pairs += local * (anchors + local)
-        return pairs
+        return _allowed_pairs(self, tokens)
+
+
+@lru_cache(maxsize=64)  # a model asks at every layer and step
+def _allowed_pairs(pattern: AnchorLocalPattern, tokens: int) -> int:
+    if pattern.is_full(tokens):
+        return tokens * tokens
+    anchors = pattern.anchors_before(tokens)
+    pairs = anchors * tokens
+    for begin in range(0, tokens, pattern.block_size):
+        end = min(begin + pattern.block_size, tokens)
+        local = end - begin - (pattern.anchors_before(end) - pattern.anchors_before(begin))
+        pairs += local * (anchors + local)
+    return pairs
 
 
 def density(n: int, block_size: int, anchor_stride: int, anchor_offset: int = 0) -> float:

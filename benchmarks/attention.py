@@ -3,8 +3,8 @@
     python -m benchmarks.attention --json attention.json
     python -m benchmarks.attention --tune
 
-Ideal is density x the fastest dense attention of the same run. Before anything is timed the kernel's error
-against float64 is compared with that of the same rows in eager bfloat16; if it is worse, nothing is written.
+The kernel runs on tokens in the order that the swap keeps. Ideal is density x the fastest dense attention of
+the same run. If the error against float64 is worse than that of eager bfloat16, nothing is written.
 """
 
 import argparse

@@ -47,7 +47,7 @@ class AttentionReport(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: AttentionBackend
-    implementation: str = Field(description="torch, triton, or diffusers' own for dense calls.")
+    implementation: str = Field(description="torch or triton; sdpa if no call was sparse.")
     block_size: int | None = None
     anchor_stride: int | None = None
     anchor_offset: int | None = None

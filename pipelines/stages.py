@@ -42,7 +42,7 @@ class StageRecorder:
         self._emit(StageFinished(stage, seconds, peak))
 
     def metrics(self, steps: StepSeconds) -> JobMetrics:
-        """The job so far. Loading is not part of a job here, so ``load_seconds`` stays 0."""
+        """The job so far. Whoever loaded the model adds ``load_seconds``."""
         return JobMetrics(
             text_encode_seconds=self._seconds["text_encode"],
             step_seconds=steps,

@@ -14,7 +14,6 @@ from configs.attention import AttentionOverrides
 from configs.job import ErrorCode, JobParameters, JobResult, Stage
 
 JobStatus = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
-JOB_STATUSES: tuple[JobStatus, ...] = ("queued", "in_progress", "completed", "failed", "cancelled")
 FINAL_STATUSES: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 JOB_ID_PATTERN = r"^video_[0-9a-f]{32}$"
 

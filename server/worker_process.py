@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from configs.job import JobCancelledError, JobFailedError
+from configs.job import JobCancelledError, JobEvent, JobFailedError, JobFinished
 from configs.model_preset import ModelPreset
 from configs.settings import Settings
 from server import logs
@@ -60,9 +60,11 @@ def run_worker(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
     loaded = _load(start, link)
     if loaded is None:
         return
+    load_seconds = loaded.load_seconds
     while job := link.next_job():
-        if not _run(loaded, job, link):
+        if not _run(loaded, job, link, load_seconds):
             return
+        load_seconds = 0.0
 
 
 class SupervisorLink:
@@ -122,8 +124,11 @@ def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
     return loaded
 
 
-def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink) -> bool:
-    """Run one job and report how it ends. Returns whether the device can take another one."""
+def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink, load_seconds: float) -> bool:
+    """Run one job and report how it ends. Returns whether the device can take another one.
+
+    ``load_seconds`` is the model's load time where this job is the first to use it, else 0.
+    """
     from pipelines import run_job
 
     claim = job.claim
@@ -131,13 +136,20 @@ def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink) -> bool:
         for event in run_job(
             loaded, job.parameters, job.output_path, is_cancelled=lambda: link.is_cancelled(claim)
         ):
-            link.send(JobProgressed(event))
+            link.send(JobProgressed(_with_load(event, load_seconds)))
     except JobCancelledError:
         link.send(JobStopped())
     except JobFailedError as error:
         link.send(JobFailed(JobError(error.code, error.message, error.retryable)))
         return error.code != "internal" or _device_works()
     return True
+
+
+def _with_load(event: JobEvent, seconds: float) -> JobEvent:
+    if not isinstance(event, JobFinished):
+        return event
+    metrics = event.result.metrics.model_copy(update={"load_seconds": seconds})
+    return JobFinished(event.result.model_copy(update={"metrics": metrics}))
 
 
 def _device_works() -> bool:

@@ -10,6 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention.layout import AnchorLocalLayout
 
+# Anchor queries see all keys: some at a time, since dense attention stores its scores in some dtypes.
+_ANCHOR_ROWS = 1024
 # Upper bound of the copies of anchor keys that one batched call makes.
 _COPY_BYTES = 64 * 2**20
 
@@ -21,8 +23,8 @@ def anchor_local_torch(q: Tensor, k: Tensor, v: Tensor, layout: AnchorLocalLayou
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
     result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     q, k, v, out = (x.transpose(1, 2) for x in (q, k, v, result))  # [B, H, tokens, D]
-    if layout.anchor_queries:
-        rows = slice(0, layout.anchor_queries)
+    for begin in range(0, layout.anchor_queries, _ANCHOR_ROWS):
+        rows = slice(begin, min(begin + _ANCHOR_ROWS, layout.anchor_queries))
         out[:, :, rows] = scaled_dot_product_attention(q[:, :, rows], k, v, scale=scale)
     for runs in _equal_runs(layout, bytes_per_key=2 * k[:, :, 0].numel() * k.element_size()):
         _attend(q, k, v, out, runs, layout.anchors, scale)

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import diffusers.models.transformers.transformer_wan as transformer_wan
 import pytest
@@ -16,6 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attention
 from attention.anchor_local.reference import allowed
+from attention.registry import BACKENDS
+from configs.attention import AttentionBackend
 
 Grid = tuple[int, int, int]
 # 3 latent frames of 5 x 7 tokens, no multiple of anything.
@@ -258,6 +260,10 @@ def test_settings_out_of_range_are_named(transformer: Any, arguments: dict[str, 
     with pytest.raises(ValueError, match=message):
         attention.swap(transformer, **arguments)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in transformer.modules())
+
+
+def test_backends_are_those_of_the_settings() -> None:
+    assert set(BACKENDS) == set(get_args(AttentionBackend))
 
 
 def test_unsupported_models_are_refused_by_name(tmp_path: Path) -> None:

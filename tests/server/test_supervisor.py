@@ -87,6 +87,8 @@ def test_jobs_survive_the_death_of_everything(data_dir: Path, model_file: Path) 
         assert server.client.get(f"/v1/videos/{done}/content").status_code == 200
         first = server.wait_for_job(running)
         second = server.wait_for_job(queued)
+        assert first["metrics"]["load_seconds"] > 0  # it waited for the model of the new server
+        assert second["metrics"]["load_seconds"] == 0
         assert (first["status"], first["attempt"], first["seed"]) == ("completed", 2, 4)
         assert (second["status"], second["attempt"], second["seed"]) == ("completed", 1, 5)
         assert first["started_at"] <= second["started_at"]

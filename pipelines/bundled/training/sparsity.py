@@ -1,4 +1,4 @@
-"""Lets a transformer in training see the sparse attention that it will be served with.
+"""Lets a transformer in training see sparse attention as the server's general default has it.
 
 Knows the anchor-and-block rule as a mask, which is affordable at this model's few thousand tokens and lets
 autograd through. Does not know the kernels that serve it (`attention`).

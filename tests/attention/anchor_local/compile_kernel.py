@@ -22,7 +22,7 @@ def compile_kernel(capability: int, head_dim: int, dtype: str) -> dict[str, Any]
     """Shared memory in bytes, and how often the PTX names Hopper's matrix and copy instructions."""
     columns = triton.next_power_of_2(head_dim)
     tables = {"fp32": triton_impl._FLOAT32}
-    hopper = capability >= 90
+    hopper = capability // 10 in (9, 10)
     config = tables.get(dtype, triton_impl._HOPPER if hopper else triton_impl._OTHER)[columns]
     tma = hopper and columns == head_dim
     constants = {
