@@ -1,18 +1,16 @@
 """What the documents promise is there: no placeholders, no dead links to files."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-DOCUMENTS = [
-    REPOSITORY / name
-    for name in subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    ).stdout.split()
-]
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "docker/**/*.md", "pipelines/**/*.md")
+    for path in REPOSITORY.glob(pattern)
+)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
