@@ -55,8 +55,9 @@ def _no_grad() -> Iterator[None]:
 def run(transformer: Any, timestep: Tensor | None = None, grid: Grid = GRID) -> Tensor:
     """One forward pass of a classifier-free-guidance batch of two."""
     generator = torch.Generator().manual_seed(0)
-    latents = torch.randn(2, 4, grid[0], 2 * grid[1], 2 * grid[2], generator=generator)
-    text = torch.randn(2, TEXT_TOKENS, 16, generator=generator)
+    dtype = transformer.dtype
+    latents = torch.randn(2, 4, grid[0], 2 * grid[1], 2 * grid[2], generator=generator).to(dtype)
+    text = torch.randn(2, TEXT_TOKENS, 16, generator=generator).to(dtype)
     timestep = torch.tensor([700.0, 700.0]) if timestep is None else timestep
     out: Tensor = transformer(
         hidden_states=latents, timestep=timestep, encoder_hidden_states=text, return_dict=False
@@ -97,10 +98,16 @@ def test_swapped_model_equals_masked_model(
     assert report.density == attention.density(TOKENS, block, stride, offset)
 
 
+@pytest.fixture(scope="module")
+def exact_transformer(transformer: Any) -> Any:
+    """The same model in float64."""
+    return copy.deepcopy(transformer).double()
+
+
 @settings(max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(2, 5), st.integers(1, 30), st.data())
 def test_any_grid_and_pattern_equals_the_mask(
-    transformer: Any, frames: int, rows: int, columns: int, stride: int, data: st.DataObject
+    exact_transformer: Any, frames: int, rows: int, columns: int, stride: int, data: st.DataObject
 ) -> None:
     grid = (frames, rows, columns)
     tokens = frames * rows * columns
@@ -109,10 +116,11 @@ def test_any_grid_and_pattern_equals_the_mask(
     block = data.draw(st.integers(1, tokens + 5))
     pattern = attention.AnchorLocalPattern(block, stride, data.draw(st.integers(0, stride - 1)))
     with attention.swap(
-        transformer, block_size=block, anchor_stride=stride, anchor_offset=pattern.anchor_offset
+        exact_transformer, block_size=block, anchor_stride=stride, anchor_offset=pattern.anchor_offset
     ) as handle:
-        out = run(transformer, grid=grid)
-    torch.testing.assert_close(out, run_masked(transformer, pattern, grid), rtol=1e-5, atol=1e-5)
+        out = run(exact_transformer, grid=grid)
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out, run_masked(exact_transformer, pattern, grid), rtol=1e-12, atol=1e-12)
     assert handle.report().density == attention.density(tokens, block, stride, pattern.anchor_offset)
 
 
