@@ -1,6 +1,7 @@
 """The job contract between server and pipelines: what goes in, what is told on the way, what comes out."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,6 +40,9 @@ class JobParameters(BaseModel):
     guidance_scale: float
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
     attention: AttentionConfig
+    checkpoint_every: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Save the latents after every so many steps; 0: only before the decode."
+    )
 
 
 class AttentionReport(BaseModel):
@@ -102,12 +106,58 @@ class VideoFile(BaseModel):
     fps: float
 
 
+class PictureFile(BaseModel):
+    """A still picture beside the video."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: int
+    sha256: str
+    content_type: str
+    width: int
+    height: int
+
+
+DecodeRung = Literal["whole", "tiled", "small_tiles", "cpu"]
+
+
+class DecodeReport(BaseModel):
+    """How the latents were decoded, and what had run out of memory before that."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rung: DecodeRung
+    failed: tuple[DecodeRung, ...] = ()
+
+
+class RunEnvironment(BaseModel):
+    """What ran a job, besides its parameters: needed to make the same clip again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field(description="Folder or hub id of the model.")
+    revision: str | None
+    pipeline: str = Field(description="Class of the Diffusers pipeline.")
+    scheduler: str = Field(description="Class of the scheduler.")
+    device: str
+    dtype: str
+    vae_dtype: str
+    versions: dict[str, str] = Field(description="Of reelwright, torch, diffusers, transformers and triton.")
+
+
 class JobResult(BaseModel):
     """A finished job."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: VideoFile
+    thumbnail: PictureFile | None = None
+    spritesheet: PictureFile | None = None
+    decode: DecodeReport | None = None
+    resumed_from_step: int | None = Field(
+        default=None, description="Denoise steps that an earlier attempt had saved; None: none was used."
+    )
+    environment: RunEnvironment | None = None
     metrics: JobMetrics
     attention: AttentionReport
     device: str
@@ -141,13 +191,58 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """The state after denoise step ``step`` lies on disk; a later attempt starts there."""
+
+    step: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewReady:
+    """A small JPEG of what the latents show after denoise step ``step``."""
+
+    step: int
+    jpeg: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReleased:
+    """The job needs the device no more: the next one may start while this one's files are written."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFinished:
     """The MP4 lies at its path, probed and fsynced. Always the last event."""
 
     result: JobResult
 
 
-JobEvent = StageStarted | StageFinished | StepFinished | JobFinished
+JobEvent = (
+    StageStarted
+    | StageFinished
+    | StepFinished
+    | CheckpointSaved
+    | PreviewReady
+    | DeviceReleased
+    | JobFinished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaths:
+    """Where a job's files belong; None: that one is not made.
+
+    Attributes:
+        video: the MP4.
+        thumbnail, spritesheet: JPEG pictures.
+        checkpoint: latents and sampler state of the attempt; read if it is there, removed by whoever owns it.
+    """
+
+    video: Path
+    thumbnail: Path | None = None
+    spritesheet: Path | None = None
+    checkpoint: Path | None = None
 
 
 class JobCancelledError(Exception):

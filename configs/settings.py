@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from configs.attention import AttentionBackend, AttentionOverrides, CountFromZero, DenseSteps, TokenCount
@@ -84,6 +84,41 @@ class Settings(BaseSettings):
         default=30.0,
         description="On SIGTERM or Ctrl-C a running job gets this long to finish; then it is queued again.",
     )
+    max_queued_jobs: Annotated[int, Field(ge=1)] = Field(
+        default=1000, description="Most jobs that may wait; a further one is answered with 429."
+    )
+    max_jobs_per_key: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Most jobs of one API key that may wait or run. Default: no such limit."
+    )
+    retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Record and files of a job go so long after its end. Default: they stay.",
+    )
+    preview_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="Least time between two preview pictures of a running job; 0: no previews."
+    )
+    worker_timeout_seconds: Annotated[float, Field(ge=5)] = Field(
+        default=120.0, description="A worker process that is silent for so long is killed and replaced."
+    )
+    webhook_secret: SecretStr | None = Field(
+        default=None,
+        description="Signs webhooks: whsec_ and base64 of 24 to 64 bytes. Without it none is accepted.",
+    )
+    webhook_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Hosts that webhooks may go to, comma-separated; *.example.com takes subdomains. "
+        "Empty: any host with a public address.",
+    )
+    webhook_allow_private: bool = Field(
+        default=False, description="Let webhooks go to loopback and private addresses, and by plain HTTP."
+    )
+    max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=20 * 1024 * 1024, description="Largest uploaded picture; a larger one is answered with 413."
+    )
+    max_upload_pixels: Annotated[int, Field(ge=1024)] = Field(
+        default=40_000_000, description="Most pixels of an uploaded picture."
+    )
+    log_prompts: bool = Field(default=False, description="Write prompts into the log lines of their jobs.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe log lines to write (to standard error)."
     )
@@ -106,7 +141,7 @@ class Settings(BaseSettings):
             raise ValueError(f"{device!r} is not one of auto, cpu, cuda, cuda:<index>")
         return device
 
-    @field_validator("api_keys_sha256", mode="before")
+    @field_validator("api_keys_sha256", "webhook_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(filter(None, (v.strip() for v in value.split(",")))) if isinstance(value, str) else value

@@ -39,6 +39,10 @@ class NewJob:
     metadata: dict[str, str]
     request_sha256: str
     idempotency_key: str | None = None
+    owner: str | None = None
+    priority: int = 0
+    deadline_seconds: float | None = None
+    webhook_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,13 @@ class Job:
     completed_at: float | None
     error: JobError | None
     result: JobResult | None
+    priority: int
+    owner: str | None
+    deadline_seconds: float | None
+    expires_at: float | None
+    checkpoint_step: int
+    preview_step: int
+    webhook_url: str | None
 
     @property
     def is_final(self) -> bool:

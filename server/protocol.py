@@ -4,9 +4,8 @@ Knows: their shape; they are pickled. Does not know: who acts on them, or how.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from configs.job import JobEvent, JobParameters
+from configs.job import JobEvent, JobParameters, JobPaths
 from server.claims import Claim
 from server.job import JobError
 
@@ -32,7 +31,7 @@ class RunJob:
 
     claim: Claim
     parameters: JobParameters
-    output_path: Path
+    paths: JobPaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,14 @@ class CancelJob:
     claim: Claim
 
 
-WorkerCommand = RunJob | CancelJob
+@dataclass(frozen=True, slots=True)
+class EncodeAhead:
+    """Supervisor to worker: this job comes next, its text may be encoded while the device is busy."""
+
+    parameters: JobParameters
+
+
+WorkerCommand = RunJob | CancelJob | EncodeAhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +69,17 @@ class ModelLoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class JobProgressed:
-    """Worker to supervisor: an event of the running job; JobFinished is the last one."""
+class Alive:
+    """Worker to supervisor, every few seconds: the process runs; bytes in use on the device."""
 
+    memory_in_use_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgressed:
+    """Worker to supervisor: an event of a running job; JobFinished is the last one."""
+
+    claim: Claim
     event: JobEvent
 
 
@@ -73,12 +87,15 @@ class JobProgressed:
 class JobStopped:
     """Worker to supervisor: stopped as asked."""
 
+    claim: Claim
+
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
     """Worker to supervisor: ended without a video."""
 
+    claim: Claim
     error: JobError
 
 
-WorkerMessage = ModelLoaded | ModelLoadFailed | JobProgressed | JobStopped | JobFailed
+WorkerMessage = ModelLoaded | ModelLoadFailed | Alive | JobProgressed | JobStopped | JobFailed

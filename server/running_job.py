@@ -6,7 +6,7 @@ or what to do about a dead worker.
 
 from contextlib import suppress
 
-from configs.job import JobFinished, JobResult, StageFinished, StageStarted, StepFinished
+from configs.job import JobFinished, JobPaths, JobResult, StageFinished, StageStarted, StepFinished
 from server import logs, progress
 from server.claims import Claim, ClaimLostError, ClaimTable
 from server.files import DataFolder
@@ -34,9 +34,11 @@ class RunningJob:
         try:
             path = self._files.prepare(self._claim.job_id, self._claim.attempt)
         except OSError as error:
-            self.handle(JobFailed(JobError("internal", f"the data folder: {error}", retryable=True)))
+            self.handle(
+                JobFailed(self._claim, JobError("internal", f"the data folder: {error}", retryable=True))
+            )
             return
-        self._worker.send(RunJob(self._claim, self._job.parameters, path))
+        self._worker.send(RunJob(self._claim, self._job.parameters, JobPaths(path)))
 
     def check(self) -> None:
         """Pass on a cancel, or the job's deletion, to the worker."""
@@ -76,19 +78,19 @@ class RunningJob:
 
     def _record(self, message: JobProgressed | JobStopped | JobFailed) -> None:
         match message:
-            case JobProgressed(StageStarted(stage)):
+            case JobProgressed(event=StageStarted(stage)):
                 self._claims.enter_stage(self._claim, stage, progress.at_stage(stage))
-            case JobProgressed(StageFinished(stage, seconds)):
+            case JobProgressed(event=StageFinished(stage, seconds)):
                 self._claims.finish_stage(self._claim, stage, seconds)
-            case JobProgressed(StepFinished() as step):
+            case JobProgressed(event=StepFinished() as step):
                 self._finish_step(step)
-            case JobProgressed(JobFinished(result)):
+            case JobProgressed(event=JobFinished(result)):
                 self._complete(result)
             case JobStopped():
                 self._claims.finish_cancel(self._claim)
                 self._discard()
                 self._log.info("job_cancelled")
-            case JobFailed(error):
+            case JobFailed(error=error):
                 self._claims.fail(self._claim, error)
                 self._discard()
                 self._log.warning("job_failed", code=error.code, message=error.message)

@@ -22,7 +22,7 @@ from server.job import JobError
 from server.jobs import JobTable
 from server.lock import FolderLock
 from server.parent_death import ignore_stop_signals
-from server.protocol import ApiMessage, Drain, ModelLoaded, ModelLoadFailed, WorkerMessage
+from server.protocol import Alive, ApiMessage, Drain, ModelLoaded, ModelLoadFailed, WorkerMessage
 from server.running_job import RunningJob
 from server.worker_handle import WorkerHandle
 from server.worker_process import WorkerStart
@@ -175,7 +175,7 @@ class Supervisor:
             self._reporter.loaded(message)
         elif isinstance(message, ModelLoadFailed):
             self._load_failed(message.message, retryable=message.retryable)
-        elif self._running is not None:
+        elif self._running is not None and not isinstance(message, Alive):
             self._running.handle(message)
             if self._running.has_ended:
                 self._running = None

@@ -99,7 +99,7 @@ class SupervisorLink:
                 command = self._pipe.recv()
                 if isinstance(command, CancelJob):
                     self._cancelled = command.claim
-                else:
+                elif isinstance(command, RunJob):
                     self._jobs.put(command)
         self._is_cut = True
         self._jobs.put(None)
@@ -134,13 +134,13 @@ def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink, load_secon
     claim = job.claim
     try:
         for event in run_job(
-            loaded, job.parameters, job.output_path, is_cancelled=lambda: link.is_cancelled(claim)
+            loaded, job.parameters, job.paths.video, is_cancelled=lambda: link.is_cancelled(claim)
         ):
-            link.send(JobProgressed(_with_load(event, load_seconds)))
+            link.send(JobProgressed(claim, _with_load(event, load_seconds)))
     except JobCancelledError:
-        link.send(JobStopped())
+        link.send(JobStopped(claim))
     except JobFailedError as error:
-        link.send(JobFailed(JobError(error.code, error.message, error.retryable)))
+        link.send(JobFailed(claim, JobError(error.code, error.message, error.retryable)))
         return error.code != "internal" or _device_works()
     return True
 
