@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from configs.job import JobFinished, JobParameters, JobResult
+from configs.job import JobFinished, JobParameters, JobPaths, JobResult
 from pipelines import LoadedPipeline, run_job
 
 
@@ -49,7 +49,7 @@ def make_clip(loaded: LoadedPipeline, params: JobParameters, weights: str, path:
             str(loaded.dtype).removeprefix("torch."),
         ):
             return kept.result
-    (last,) = deque(run_job(loaded, params, path, is_cancelled=lambda: False), maxlen=1)
+    (last,) = deque(run_job(loaded, params, JobPaths(path), is_cancelled=lambda: False), maxlen=1)
     if not isinstance(last, JobFinished):
         raise RuntimeError(f"a job ended with {last!r} instead of JobFinished")
     clip = Clip(params=params, weights_sha256=weights, result=last.result)

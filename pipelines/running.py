@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from queue import SimpleQueue
 
 import torch
@@ -22,6 +21,7 @@ from configs.job import (
     JobFailedError,
     JobFinished,
     JobParameters,
+    JobPaths,
     JobResult,
 )
 from configs.model_preset import ModelPreset
@@ -42,24 +42,25 @@ Outcome = JobFinished | JobCancelledError | JobFailedError
 def run_job(
     loaded: LoadedPipeline,
     params: JobParameters,
-    output_path: Path,
+    paths: JobPaths,
     *,
     is_cancelled: Callable[[], bool],
+    preview_seconds: float = 0.0,
 ) -> Iterator[JobEvent]:
-    """Make the clip and write it to ``output_path``; the last event is ``JobFinished``.
+    """Make the clip and write its files to ``paths``; the last event is ``JobFinished``.
 
     ``is_cancelled`` is called often, and from another thread. Closing the iterator cancels the job and waits
     until its memory is free. One job at a time on one pipeline.
 
     Raises:
-        JobCancelledError: nothing is left of the job, on the device or beside ``output_path``.
+        JobCancelledError: nothing is left of the job, on the device or beside its files.
         JobFailedError: the same, with the reason. The pipeline is ready for the next job in both cases.
     """
     require_possible(params, loaded.preset)
     flag = CancelFlag(is_cancelled)
     events: SimpleQueue[JobEvent | Outcome] = SimpleQueue()
     thread = threading.Thread(
-        target=lambda: events.put(_outcome(loaded, params, output_path, flag, events.put)),
+        target=lambda: events.put(_outcome(loaded, params, paths, flag, events.put)),
         name="reelwright-job",
     )
     with _alone_on(loaded):
@@ -103,7 +104,7 @@ def _alone_on(loaded: LoadedPipeline) -> Iterator[None]:
 def _outcome(
     loaded: LoadedPipeline,
     params: JobParameters,
-    output_path: Path,
+    paths: JobPaths,
     flag: CancelFlag,
     emit: Callable[[JobEvent], None],
 ) -> Outcome:
@@ -115,7 +116,7 @@ def _outcome(
         except BaseException as error:  # whatever the thread does not pass on would hang the caller
             return ended_by(error, stages.current, _shape(params, loaded))
 
-    outcome = attempt(lambda: JobFinished(_run(loaded, params, output_path, flag, emit, stages)))
+    outcome = attempt(lambda: JobFinished(_run(loaded, params, paths, flag, emit, stages)))
     return attempt(lambda: _with_memory_released(outcome, loaded.device))
 
 
@@ -130,13 +131,13 @@ def _with_memory_released(outcome: Outcome, device: torch.device) -> Outcome:
 def _run(
     loaded: LoadedPipeline,
     params: JobParameters,
-    output_path: Path,
+    paths: JobPaths,
     flag: CancelFlag,
     emit: Callable[[JobEvent], None],
     stages: StageRecorder,
 ) -> JobResult:
-    if not output_path.parent.is_dir():
-        raise JobFailedError("internal", f"the output folder {output_path.parent} does not exist")
+    if not paths.video.parent.is_dir():
+        raise JobFailedError("internal", f"the output folder {paths.video.parent} does not exist")
     flag.check()
     points = loaded.family.cancel_modules(loaded.pipe)
     with (
@@ -153,7 +154,7 @@ def _run(
         with stages.stage("vae_decode"):
             frames = _decode(loaded, params, latents)
         with stages.stage("encode_mp4"):
-            file = write_mp4(frames, output_path, params.fps, before_frame=flag.check)
+            file = write_mp4(frames, paths.video, params.fps, before_frame=flag.check)
     return JobResult(
         file=file,
         metrics=stages.metrics(step_seconds(watch.seconds)),

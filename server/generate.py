@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from configs.job import JobFinished, JobParameters, JobResult, StageStarted, StepFinished
+from configs.job import JobFinished, JobParameters, JobPaths, JobResult, StageStarted, StepFinished
 from configs.model_preset import ModelPreset
 from configs.resolve import GenerationRequest, RequestError, resolve
 from configs.settings import Settings, SettingsError
@@ -76,7 +76,7 @@ def run(plan: Plan, console: Console) -> JobResult:
         from pipelines import load_pipeline, run_job
 
         loaded = load_pipeline(plan.preset, device=plan.settings.device, dtype=plan.settings.dtype)
-        events = run_job(loaded, plan.parameters, plan.output, is_cancelled=interrupted.is_set)
+        events = run_job(loaded, plan.parameters, JobPaths(plan.output), is_cancelled=interrupted.is_set)
         for event in events:
             match event:
                 case StageStarted(stage):

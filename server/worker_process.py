@@ -134,7 +134,7 @@ def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink, load_secon
     claim = job.claim
     try:
         for event in run_job(
-            loaded, job.parameters, job.paths.video, is_cancelled=lambda: link.is_cancelled(claim)
+            loaded, job.parameters, job.paths, is_cancelled=lambda: link.is_cancelled(claim)
         ):
             link.send(JobProgressed(claim, _with_load(event, load_seconds)))
     except JobCancelledError:

@@ -11,6 +11,7 @@ from configs.job import (
     JobFailedError,
     JobFinished,
     JobParameters,
+    JobPaths,
     JobResult,
 )
 from pipelines import LoadedPipeline, run_job
@@ -36,7 +37,7 @@ class CancelAt:
 
 def finished(loaded: LoadedPipeline, params: JobParameters, path: Path) -> tuple[JobResult, list[JobEvent]]:
     """Run a job that must succeed: its result and all its events."""
-    events = list(run_job(loaded, params, path, is_cancelled=CancelAt()))
+    events = list(run_job(loaded, params, JobPaths(path), is_cancelled=CancelAt()))
     last = events[-1]
     assert isinstance(last, JobFinished)
     return last.result, events
@@ -45,7 +46,7 @@ def finished(loaded: LoadedPipeline, params: JobParameters, path: Path) -> tuple
 def failure_of(loaded: LoadedPipeline, params: JobParameters, path: Path) -> JobFailedError:
     """Run a job that must fail: its error."""
     with pytest.raises(JobFailedError) as caught:
-        list(run_job(loaded, params, path, is_cancelled=CancelAt()))
+        list(run_job(loaded, params, JobPaths(path), is_cancelled=CancelAt()))
     return caught.value
 
 

@@ -10,6 +10,7 @@ from configs.job import (
     JobCancelledError,
     JobFinished,
     JobParameters,
+    JobPaths,
     StageFinished,
     StageStarted,
     StepFinished,
@@ -130,7 +131,7 @@ def test_jobs_on_a_gpu(preset: ModelPreset, params: JobParameters, tmp_path: Pat
     assert (first.device, first.dtype, first.attention.implementation) == ("cuda:0", "bfloat16", "triton")
     assert first.metrics.peak_memory_bytes > held
     with pytest.raises(JobCancelledError):
-        list(run_job(loaded, params, tmp_path / "b.mp4", is_cancelled=CancelAt(IN_SECOND_STEP)))
+        list(run_job(loaded, params, JobPaths(tmp_path / "b.mp4"), is_cancelled=CancelAt(IN_SECOND_STEP)))
     assert torch.cuda.memory_allocated() <= held + 2**20
     again, _ = finished(loaded, params, tmp_path / "c.mp4")
     assert again.file == first.file

@@ -8,6 +8,7 @@ from configs.job import (
     JobCancelledError,
     JobEvent,
     JobParameters,
+    JobPaths,
     StageStarted,
     StepFinished,
 )
@@ -33,7 +34,7 @@ def test_every_point_asks_whether_the_job_is_cancelled(
     loaded: LoadedPipeline, params: JobParameters, tmp_path: Path
 ) -> None:
     flag = CancelAt()
-    list(run_job(loaded, params, tmp_path / "clip.mp4", is_cancelled=flag))
+    list(run_job(loaded, params, JobPaths(tmp_path / "clip.mp4"), is_cancelled=flag))
     assert flag.calls == LAST
 
 
@@ -67,7 +68,7 @@ def test_a_cancelled_job_leaves_no_trace(
         bytes_of_tensors(),
     )
     flag, events = CancelAt(call), list[JobEvent]()
-    job = run_job(own_pipeline, params, clips / "clip.mp4", is_cancelled=flag)
+    job = run_job(own_pipeline, params, JobPaths(clips / "clip.mp4"), is_cancelled=flag)
     with pytest.raises(JobCancelledError) as caught:
         events.extend(job)
     assert flag.calls == call
@@ -91,7 +92,7 @@ def test_closing_the_iterator_cancels_the_job(
     events = run_job(
         loaded,
         params.model_copy(update={"num_inference_steps": 50}),
-        tmp_path / "clip.mp4",
+        JobPaths(tmp_path / "clip.mp4"),
         is_cancelled=lambda: False,
     )
     assert next(events) == StageStarted("text_encode")

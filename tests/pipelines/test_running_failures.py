@@ -10,13 +10,14 @@ from configs.job import (
     JobFailedError,
     JobFinished,
     JobParameters,
+    JobPaths,
 )
 from pipelines import LoadedPipeline, run_job
 from tests.pipelines.jobs import CancelAt, bytes_of_tensors, failure_of, finished
 
 
 def test_one_job_at_a_time(loaded: LoadedPipeline, params: JobParameters, tmp_path: Path) -> None:
-    first = run_job(loaded, params, tmp_path / "first.mp4", is_cancelled=CancelAt())
+    first = run_job(loaded, params, JobPaths(tmp_path / "first.mp4"), is_cancelled=CancelAt())
     next(first)
     error = failure_of(loaded, params, tmp_path / "second.mp4")
     assert (error.code, error.message) == ("internal", "model tiny-wan is busy with another job")
@@ -45,7 +46,7 @@ def test_bad_attention_fails_before_the_first_stage(
     loaded: LoadedPipeline, params: JobParameters, tmp_path: Path
 ) -> None:
     bad = params.model_copy(update={"attention": AttentionConfig(dense_layers=(9,))})
-    events = run_job(loaded, bad, tmp_path / "clip.mp4", is_cancelled=CancelAt())
+    events = run_job(loaded, bad, JobPaths(tmp_path / "clip.mp4"), is_cancelled=CancelAt())
     with pytest.raises(JobFailedError, match="dense_layers") as caught:
         next(events)
     assert caught.value.code == "invalid_input"
@@ -54,7 +55,7 @@ def test_bad_attention_fails_before_the_first_stage(
 def test_a_missing_output_folder_fails_before_the_first_stage(
     loaded: LoadedPipeline, params: JobParameters, tmp_path: Path
 ) -> None:
-    events = run_job(loaded, params, tmp_path / "absent/clip.mp4", is_cancelled=CancelAt())
+    events = run_job(loaded, params, JobPaths(tmp_path / "absent/clip.mp4"), is_cancelled=CancelAt())
     with pytest.raises(JobFailedError, match=r"the output folder .*absent does not exist"):
         next(events)
 
@@ -128,7 +129,7 @@ def test_an_error_nobody_foresaw_is_internal_and_the_next_job_runs(
     with pytest.raises(
         JobFailedError, match=r"OSError before the first stage .*the pipe is closed"
     ) as caught:
-        list(run_job(loaded, params, tmp_path / "clip.mp4", is_cancelled=broken))
+        list(run_job(loaded, params, JobPaths(tmp_path / "clip.mp4"), is_cancelled=broken))
     assert caught.value.code == "internal"
     finished(loaded, params, tmp_path / "clip.mp4")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.job import JobFinished
+from configs.job import JobFinished, JobPaths
 from configs.model_preset import BUNDLED_MODEL, ModelPreset, find_model
 from configs.resolve import GenerationRequest, resolve
 from pipelines import LoadedPipeline, load_pipeline, run_job
@@ -66,7 +66,7 @@ def test_a_clip_shows_what_the_prompt_says(
     """With the defaults: sparse attention, and the file that a user downloads."""
     asked = spec_from_prompt(PROMPT)
     params = resolve(GenerationRequest(prompt=PROMPT, seed=7), bundled, bundled.attention)
-    *_, last = run_job(loaded, params, tmp_path / "clip.mp4", is_cancelled=lambda: False)
+    *_, last = run_job(loaded, params, JobPaths(tmp_path / "clip.mp4"), is_cancelled=lambda: False)
     assert isinstance(last, JobFinished)
     shown = read_attributes(decoded_frames(tmp_path / "clip.mp4", params.height, params.width))
     assert [getattr(shown, name) for name in ATTRIBUTES] == [getattr(asked, name) for name in ATTRIBUTES]
