@@ -5,16 +5,25 @@ Knows: where a job's files lie, and how to remove those that no job knows. Does 
 
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from configs.job import JobPaths
 from server.job import JOB_ID_PATTERN
+
+CHECKPOINT = "checkpoint.safetensors"
+PREVIEW = "preview.jpg"
 
 
 class DataFolder:
-    """Paths below ``root``; a video is ``videos/{job id}/{attempt}.mp4``."""
+    """Paths below ``root``; a job's files lie in ``videos/{job id}``.
+
+    ``{attempt}.mp4`` and the two pictures beside it belong to an attempt: they are a completed job's. The
+    checkpoint and the newest preview belong to the job, until it ends.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -30,11 +39,41 @@ class DataFolder:
         """Where an attempt's MP4 belongs."""
         return self.videos / job_id / f"{attempt}.mp4"
 
-    def prepare(self, job_id: str, attempt: int) -> Path:
-        """Make the folder for an attempt's MP4 and return its path."""
-        path = self.video(job_id, attempt)
-        path.parent.mkdir(exist_ok=True)
-        return path
+    def thumbnail(self, job_id: str, attempt: int) -> Path:
+        """Where an attempt's one picture belongs."""
+        return self.videos / job_id / f"{attempt}.thumbnail.jpg"
+
+    def spritesheet(self, job_id: str, attempt: int) -> Path:
+        """Where an attempt's sheet of small pictures belongs."""
+        return self.videos / job_id / f"{attempt}.spritesheet.jpg"
+
+    def preview(self, job_id: str) -> Path:
+        """Where the newest preview of a running job belongs."""
+        return self.videos / job_id / PREVIEW
+
+    def checkpoint(self, job_id: str) -> Path:
+        """Where the state lies from which the next attempt goes on."""
+        return self.videos / job_id / CHECKPOINT
+
+    def prepare(self, job_id: str, attempt: int) -> JobPaths:
+        """Make the job's folder and return where an attempt's files belong."""
+        (self.videos / job_id).mkdir(exist_ok=True)
+        return JobPaths(
+            video=self.video(job_id, attempt),
+            thumbnail=self.thumbnail(job_id, attempt),
+            spritesheet=self.spritesheet(job_id, attempt),
+            checkpoint=self.checkpoint(job_id),
+        )
+
+    def write_preview(self, job_id: str, jpeg: bytes) -> None:
+        """Replace the preview at once; a reader sees the old one or the new one. Raises OSError."""
+        path = self.preview(job_id)
+        temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp.jpg")
+        try:
+            temporary.write_bytes(jpeg)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def sync(self, job_id: str) -> None:
         """Make the names in a job's folder survive a power cut, as fsync of a file alone does not."""
@@ -45,31 +84,50 @@ class DataFolder:
             finally:
                 os.close(descriptor)
 
-    def discard(self, job_id: str, attempt: int) -> None:
-        """Remove what one attempt left, whole or half, and the job's folder if nothing else is in it."""
-        folder = self.videos / job_id
-        for path in (self.video(job_id, attempt), *folder.glob(f".{attempt}.*")):
-            path.unlink(missing_ok=True)
-        with suppress(OSError):
-            folder.rmdir()
+    def discard(self, job_id: str) -> None:
+        """Remove what an attempt left, whole or half, but not the checkpoint. Nobody may write there."""
+        self._keep_only(job_id, {self.checkpoint(job_id)})
+
+    def finish(self, job_id: str, attempt: int) -> None:
+        """Remove all but a completed attempt's files."""
+        self._keep_only(job_id, self._results(job_id, attempt))
 
     def remove(self, job_id: str) -> None:
         """Remove everything of a job. A worker that still writes there is cleaned up after when it stops."""
         shutil.rmtree(self.videos / job_id, ignore_errors=True)
 
-    def remove_unknown(self, completed_attempts: Mapping[str, int]) -> list[Path]:
-        """Remove what is not the video of a completed job (id -> attempt). Returns what was removed.
+    def remove_unknown(
+        self, completed_attempts: Mapping[str, int], resumable: Collection[str] = ()
+    ) -> list[Path]:
+        """Remove what belongs neither to a completed job (id -> attempt) nor to one that will go on.
 
-        Only folders with the name of a job are looked into: the data folder may hold other things.
+        Returns what was removed. Only folders with the name of a job are looked into: the data folder may
+        hold other things.
         """
-        known = {self.video(job_id, attempt) for job_id, attempt in completed_attempts.items()}
+        known = {path for job in completed_attempts.items() for path in self._results(*job)}
+        known |= {self.checkpoint(job_id) for job_id in resumable}
         named = (path for path in self.videos.iterdir() if re.fullmatch(JOB_ID_PATTERN, path.name))
         folders = [path for path in named if path.is_dir() and not path.is_symlink()]
-        found = (path for folder in folders for path in folder.iterdir())
-        strangers = [path for path in found if path.is_file() and path not in known]
-        for path in strangers:
-            path.unlink(missing_ok=True)
-        for folder in folders:
-            with suppress(OSError):  # not empty: a video is in it
-                folder.rmdir()
-        return strangers
+        return [path for folder in folders for path in _remove_strangers(folder, known)]
+
+    def _keep_only(self, job_id: str, known: Collection[Path]) -> None:
+        _remove_strangers(self.videos / job_id, known)
+
+    def _results(self, job_id: str, attempt: int) -> set[Path]:
+        return {
+            self.video(job_id, attempt),
+            self.thumbnail(job_id, attempt),
+            self.spritesheet(job_id, attempt),
+        }
+
+
+def _remove_strangers(folder: Path, known: Collection[Path]) -> list[Path]:
+    try:
+        strangers = [path for path in folder.iterdir() if path.is_file() and path not in known]
+    except FileNotFoundError:  # the job was deleted just now
+        return []
+    for path in strangers:
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not empty: a file of the job is in it
+        folder.rmdir()
+    return strangers

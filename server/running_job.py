@@ -6,7 +6,7 @@ or what to do about a dead worker.
 
 from contextlib import suppress
 
-from configs.job import JobFinished, JobPaths, JobResult, StageFinished, StageStarted, StepFinished
+from configs.job import JobFinished, JobResult, StageFinished, StageStarted, StepFinished
 from server import logs, progress
 from server.claims import Claim, ClaimLostError, ClaimTable
 from server.files import DataFolder
@@ -32,13 +32,13 @@ class RunningJob:
         """Hand the job to the worker; if its folder cannot be made, it has ended."""
         self._log.info("job_started", model=self._job.model, steps=self._job.total_steps)
         try:
-            path = self._files.prepare(self._claim.job_id, self._claim.attempt)
+            paths = self._files.prepare(self._claim.job_id, self._claim.attempt)
         except OSError as error:
             self.handle(
                 JobFailed(self._claim, JobError("internal", f"the data folder: {error}", retryable=True))
             )
             return
-        self._worker.send(RunJob(self._claim, self._job.parameters, JobPaths(path)))
+        self._worker.send(RunJob(self._claim, self._job.parameters, paths))
 
     def check(self) -> None:
         """Pass on a cancel, or the job's deletion, to the worker."""
@@ -121,4 +121,4 @@ class RunningJob:
             self._worker.send(CancelJob(self._claim))
 
     def _discard(self) -> None:
-        self._files.discard(self._claim.job_id, self._claim.attempt)
+        self._files.discard(self._claim.job_id)

@@ -16,42 +16,89 @@ def files(tmp_path: Path) -> DataFolder:
     return folder
 
 
-def test_attempts_have_files_of_their_own(files: DataFolder) -> None:
-    assert files.prepare("video_a", 1) == files.root / "videos/video_a/1.mp4"
-    assert files.prepare("video_a", 2) != files.prepare("video_a", 1)
-    assert files.video("video_a", 1).parent.is_dir()
+def write(*paths: Path) -> None:
+    """Put something at each path."""
+    for path in paths:
+        path.write_bytes(b"1")
+
+
+def names(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_attempts_have_files_of_their_own_and_share_a_checkpoint(files: DataFolder) -> None:
+    first, second = files.prepare("video_a", 1), files.prepare("video_a", 2)
+    assert first.video == files.root / "videos/video_a/1.mp4"
+    assert first.video.parent.is_dir()
+    assert first.checkpoint == second.checkpoint == files.root / "videos/video_a/checkpoint.safetensors"
+    of_each = [(paths.video, paths.thumbnail, paths.spritesheet) for paths in (first, second)]
+    assert len({*of_each[0], *of_each[1]}) == 6
     files.sync("video_a")
 
 
+def test_a_preview_replaces_the_one_before(files: DataFolder) -> None:
+    files.prepare("video_a", 1)
+    files.write_preview("video_a", b"first")
+    files.write_preview("video_a", b"second")
+    assert files.preview("video_a").read_bytes() == b"second"
+    assert names(files.videos / "video_a") == ["preview.jpg"]
+
+
+def test_a_preview_of_a_deleted_job_is_not_written(files: DataFolder) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.write_preview("video_a", b"jpeg")
+    assert names(files.videos) == []
+
+
 def test_removing_takes_everything_of_one_job(files: DataFolder) -> None:
-    files.prepare("video_a", 1).write_bytes(b"1")
-    kept = files.prepare("video_b", 1)
-    kept.write_bytes(b"1")
+    kept = files.prepare("video_b", 1).video
+    write(files.prepare("video_a", 1).video, files.checkpoint("video_a"), kept)
     files.remove("video_a")
     files.remove("video_a")
-    assert [path.name for path in files.videos.iterdir()] == ["video_b"]
+    assert names(files.videos) == ["video_b"]
     assert kept.is_file()
 
 
-def test_discarding_takes_one_attempt_and_its_temporary_files(files: DataFolder) -> None:
-    first, second = files.prepare("video_a", 1), files.prepare("video_a", 12)
-    for path in (first, first.with_name(".1.0a1b.tmp.mp4"), second, second.with_name(".12.0a1b.tmp.mp4")):
-        path.write_bytes(b"1")
-    files.discard("video_a", 1)
-    assert sorted(path.name for path in first.parent.iterdir()) == [".12.0a1b.tmp.mp4", "12.mp4"]
-    files.discard("video_a", 12)
-    assert not first.parent.exists()
-    files.discard("video_a", 12)
+def all_files_of(files: DataFolder, job_id: str, attempt: int) -> None:
+    """Everything that an attempt can leave."""
+    folder = files.prepare(job_id, attempt).video.parent
+    write(files.video(job_id, attempt), files.thumbnail(job_id, attempt), files.spritesheet(job_id, attempt))
+    write(files.preview(job_id), files.checkpoint(job_id))
+    write(*(folder / f".{stem}.0a1b.tmp.mp4" for stem in (attempt, "checkpoint", "preview")))
 
 
-def test_only_videos_of_completed_jobs_stay(files: DataFolder) -> None:
-    done, unknown, gone = new_job_id(), new_job_id(), new_job_id()
-    kept = files.prepare(done, 2)
-    for path in (kept, files.video(done, 1), kept.with_name(".2.0a1b.tmp.mp4"), files.prepare(unknown, 1)):
-        path.write_bytes(b"1")
-    removed = files.remove_unknown({done: 2, gone: 1})
-    assert len(removed) == 3
-    assert list(files.videos.rglob("*")) == [kept.parent, kept]
+def test_a_discarded_attempt_leaves_only_the_checkpoint(files: DataFolder) -> None:
+    all_files_of(files, "video_a", 1)
+    files.discard("video_a")
+    assert names(files.videos / "video_a") == ["checkpoint.safetensors"]
+
+
+def test_a_discarded_attempt_without_checkpoint_leaves_no_folder(files: DataFolder) -> None:
+    write(files.prepare("video_a", 1).video)
+    files.discard("video_a")
+    files.discard("video_a")
+    assert names(files.videos) == []
+
+
+def test_a_finished_job_keeps_its_results(files: DataFolder) -> None:
+    all_files_of(files, "video_a", 1)
+    all_files_of(files, "video_a", 2)
+    files.finish("video_a", 2)
+    assert names(files.videos / "video_a") == ["2.mp4", "2.spritesheet.jpg", "2.thumbnail.jpg"]
+
+
+def test_only_results_of_completed_and_checkpoints_of_other_jobs_stay(files: DataFolder) -> None:
+    done, waiting, unknown, gone = (new_job_id() for _ in range(4))
+    for job_id, attempt in ((done, 1), (done, 2), (waiting, 1), (unknown, 1)):
+        all_files_of(files, job_id, attempt)
+    (files.videos / gone).mkdir()
+    before = {path for path in files.videos.rglob("*") if path.is_file()}
+    removed = files.remove_unknown({done: 2, gone: 1}, {waiting})
+    assert names(files.videos) == sorted([done, waiting])
+    assert names(files.videos / done) == ["2.mp4", "2.spritesheet.jpg", "2.thumbnail.jpg"]
+    assert names(files.videos / waiting) == ["checkpoint.safetensors"]
+    assert {*removed} == before - {*files.videos.rglob("*")}
 
 
 @pytest.mark.parametrize(
