@@ -20,13 +20,23 @@ def _checked_size(size: str) -> str:
     return size
 
 
+def _without_nul(text: str) -> str:
+    # It ends a string for half of the programs that a prompt meets.
+    if "\0" in text:
+        raise ValueError("must not contain the character U+0000")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_nul)]
+
+
 class GenerationRequest(BaseModel):
     """The part of a request that decides the clip; None means: the model's default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
-    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
+    prompt: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+    negative_prompt: Annotated[Text, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
     size: Annotated[str, AfterValidator(_checked_size)] | None = None
     seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = None
     num_frames: Annotated[int, Field(ge=1, le=100_000)] | None = None

@@ -8,15 +8,17 @@ import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import from_json
 
 from configs.attention import AttentionConfig, AttentionOverrides
 from configs.job import AttentionReport, ErrorCode, Stage, StepSeconds, VideoFile
+from configs.manifest import Manifest
 from configs.model_preset import GenerationDefaults, GenerationLimits
-from configs.resolve import GenerationRequest
+from configs.resolve import GenerationRequest, Text
 from server.job import JOB_ID_PATTERN, JobStatus
 
-MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
+MetadataKey = Annotated[Text, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[Text, Field(max_length=512)]
 
 
 def _number(value: Any) -> Any:
@@ -32,7 +34,34 @@ def _number(value: Any) -> Any:
     return number
 
 
-class VideoRequest(GenerationRequest):
+def _with_text(value: Any) -> Any:
+    # A form holds text only: the manifest as it was downloaded.
+    return from_json(value) if isinstance(value, str) else value
+
+
+class JobOptions(BaseModel):
+    """What a submission may say about its job, whatever the clip."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = Field(
+        default={}, description="Up to 16 strings of your own; echoed."
+    )
+    priority: Annotated[int, Field(ge=-100, le=100)] = Field(
+        default=0, description="Higher runs first; among equals the oldest."
+    )
+    deadline_seconds: Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False)] | None = Field(
+        default=None, description="Longest run; time in the queue is not counted."
+    )
+    webhook_url: Annotated[str, Field(max_length=2048)] | None = Field(
+        default=None, description="Gets a signed message when the job ends."
+    )
+    checkpoint_every: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        default=None, description="Save the latents after every so many steps; default 0: only before decode."
+    )
+
+
+class VideoRequest(GenerationRequest, JobOptions):
     """The body of ``POST /v1/videos``."""
 
     seconds: Annotated[
@@ -41,8 +70,16 @@ class VideoRequest(GenerationRequest):
         default=None, description="Length; a number or a string. Becomes the nearest valid frame count."
     )
     model: Annotated[str, Field(max_length=256)] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = Field(
-        default={}, description="Up to 16 strings of your own; echoed."
+    input_reference: str | None = Field(
+        default=None, description="A picture: a file of a form, or a data URL. No served model takes one yet."
+    )
+
+
+class RerunRequest(JobOptions):
+    """The body of ``POST /v1/videos`` that makes a clip again."""
+
+    manifest: Annotated[Manifest, BeforeValidator(_with_text)] = Field(
+        description="The answer of GET /v1/videos/{id}/manifest. Its parameters run exactly."
     )
 
 
@@ -64,7 +101,9 @@ class ContentQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    variant: Literal["video"] = "video"
+    variant: Literal["video", "thumbnail", "spritesheet", "preview"] = Field(
+        default="video", description="preview: the newest picture of a job that runs."
+    )
 
 
 class AnyQuery(ListQuery, ContentQuery):
