@@ -1,29 +1,31 @@
-"""Server settings: every ``REELWRIGHT_`` variable, its meaning and its default.
+"""Server settings: each one's name, type, meaning and default.
 
-Knows: names, types, defaults and which combinations are allowed. Does not know what they are used for;
-docs/environment.md has one row per field here. Flags win over the environment.
+Knows: which values and combinations are allowed. Does not know what they are used for, or where values come
+from (configs/sources.py); docs/environment.md has one row per field here.
 """
 
-import difflib
+import base64
+import binascii
 import ipaddress
-import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, FiniteFloat, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from configs.attention import AttentionBackend, AttentionOverrides, CountFromZero, DenseSteps, TokenCount
 from configs.model_preset import BUNDLED_MODEL
 
 PREFIX = "REELWRIGHT_"
+_WEBHOOK_SECRET_BYTES = range(24, 65)
+_HOST_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_HOST_LABEL}(\.{_HOST_LABEL})*")
 
 
 class SettingsError(ValueError):
-    """Settings that cannot be used; the message names flag and variable."""
+    """Settings that cannot be used; the message names the flag, variable or line of a file at fault."""
 
 
 class Settings(BaseSettings):
@@ -80,7 +82,7 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(
         default=1024 * 1024, description="Largest request body; a larger one is answered with 413."
     )
-    drain_seconds: Annotated[float, Field(ge=0)] = Field(
+    drain_seconds: Annotated[FiniteFloat, Field(ge=0)] = Field(
         default=30.0,
         description="On SIGTERM or Ctrl-C a running job gets this long to finish; then it is queued again.",
     )
@@ -90,14 +92,14 @@ class Settings(BaseSettings):
     max_jobs_per_key: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Most jobs of one API key that may wait or run. Default: no such limit."
     )
-    retention_seconds: Annotated[float, Field(gt=0)] | None = Field(
+    retention_seconds: Annotated[FiniteFloat, Field(gt=0)] | None = Field(
         default=None,
         description="Record and files of a job go so long after its end. Default: they stay.",
     )
-    preview_seconds: Annotated[float, Field(ge=0)] = Field(
+    preview_seconds: Annotated[FiniteFloat, Field(ge=0)] = Field(
         default=1.0, description="Least time between two preview pictures of a running job; 0: no previews."
     )
-    worker_timeout_seconds: Annotated[float, Field(ge=5)] = Field(
+    worker_timeout_seconds: Annotated[FiniteFloat, Field(ge=5)] = Field(
         default=120.0, description="A worker process that is silent for so long is killed and replaced."
     )
     webhook_secret: SecretStr | None = Field(
@@ -157,6 +159,33 @@ class Settings(BaseSettings):
                 )
         return tuple(digest.lower() for digest in digests)
 
+    @field_validator("webhook_secret")
+    @classmethod
+    def _standard_webhooks_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is None:
+            return None
+        prefix, mark, encoded = secret.get_secret_value().partition("whsec_")
+        try:
+            length = len(base64.b64decode(encoded, validate=True))
+        except (binascii.Error, ValueError):
+            length = 0
+        if prefix or not mark or length not in _WEBHOOK_SECRET_BYTES:
+            raise ValueError(
+                "is not whsec_ followed by the base64 of 24 to 64 bytes; make one with: "
+                'echo "whsec_$(openssl rand -base64 32)"'
+            )
+        return secret
+
+    @field_validator("webhook_hosts")
+    @classmethod
+    def _host_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not _is_host(host.lower()):
+                raise ValueError(
+                    f"{host!r} is not a host name, an address or *.domain (no scheme, port or path)"
+                )
+        return tuple(host.lower() for host in hosts)
+
     @property
     def attention(self) -> AttentionOverrides:
         """What these settings say about attention, over the model's own defaults."""
@@ -188,20 +217,6 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
 
 
-def load_settings(flags: Mapping[str, object]) -> Settings:
-    """Settings from flags (None: not given) over the environment over the defaults.
-
-    Raises:
-        SettingsError: a value is wrong, or a ``REELWRIGHT_`` variable does not exist.
-    """
-    _check_variable_names(os.environ)
-    try:
-        settings = Settings.model_validate({name: v for name, v in flags.items() if v is not None})
-    except ValidationError as error:
-        raise SettingsError(_problems(error)) from error
-    return settings
-
-
 def flag_name(field: str) -> str:
     """The command-line flag of a settings field."""
     return "--" + field.replace("_", "-")
@@ -212,20 +227,10 @@ def variable_name(field: str) -> str:
     return PREFIX + field.upper()
 
 
-def _check_variable_names(environment: Mapping[str, str]) -> None:
-    known = {variable_name(field) for field in Settings.model_fields}
-    for name in environment:
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.0)[0]
-            raise SettingsError(f"environment variable {name} is not a setting; did you mean {near}?")
-
-
-def _problems(error: ValidationError) -> str:
-    messages: dict[str, list[str]] = {}
-    for entry in error.errors():
-        message = str(entry["msg"]).removeprefix("Value error, ")
-        messages.setdefault(str(entry["loc"][0]), []).append(message)
-    return "; ".join(
-        f"{flag_name(field)} ({variable_name(field)}): {' or '.join(said)}"
-        for field, said in messages.items()
-    )
+def _is_host(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        # A last label of digits alone makes the whole an IPv4 address, and that is a wrong one.
+        return _HOST_NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdecimal()
+    return True

@@ -13,10 +13,13 @@ from pydantic import ValidationError
 from configs.job import JobCancelledError, JobFailedError
 from configs.resolve import GenerationRequest
 from configs.settings import Settings, SettingsError
-from server.options import ATTENTION_FIELDS, MODEL_FIELDS, with_settings
+from configs.sources import SourcedSettings
+from server.options import ATTENTION_FIELDS, MODEL_FIELDS, with_settings, with_sourced_settings
 from server.version import package_version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+config_app = typer.Typer(no_args_is_help=True, help="Look at the settings.")
+app.add_typer(config_app, name="config")
 
 
 def main() -> None:
@@ -47,6 +50,18 @@ def serve_command(settings: Settings) -> None:
         serve(settings)
     except StartError as error:
         _end(f"error: {error}", 1)
+
+
+@config_app.command("show")
+@with_sourced_settings(Settings.model_fields)
+def show_config_command(
+    sourced: SourcedSettings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Print every setting in force and where it came from. Secrets are masked."""
+    from server.config_report import as_json_text, as_table
+
+    typer.echo(as_json_text(sourced) if as_json else as_table(sourced))
 
 
 @app.command("generate")

@@ -1,30 +1,16 @@
-"""Settings: where values come from, and what is refused."""
+"""Settings: which values are allowed, and that each one is documented."""
 
+import base64
+import re
 from pathlib import Path
 
 import pytest
 
-from configs.settings import Settings, SettingsError, is_loopback, load_settings, variable_name
+from configs.attention import AttentionOverrides
+from configs.settings import Settings, SettingsError, is_loopback, variable_name
+from configs.sources import CONFIG_VARIABLE, load_settings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "environment.md"
-
-
-def test_flags_win_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REELWRIGHT_PORT", "1111")
-    monkeypatch.setenv("REELWRIGHT_BLOCK_SIZE", "64")
-    settings = load_settings({"port": "2222", "block_size": None})
-    assert (settings.port, settings.block_size, settings.host) == (2222, 64, "127.0.0.1")
-
-
-def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REELWRIGHT_ATTENTION_BACKEND", "")
-    assert load_settings({}).attention_backend is None
-
-
-def test_a_variable_that_is_no_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REELWRIGHT_ATTENTON_BACKEND", "dense")
-    with pytest.raises(SettingsError, match="REELWRIGHT_ATTENTION_BACKEND"):
-        load_settings({})
 
 
 def test_keys_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +50,75 @@ def test_listening_to_strangers_takes_a_key_or_a_word() -> None:
     load_settings({}).check_listening()
 
 
+def test_webhook_hosts_are_names_addresses_or_domains() -> None:
+    hosts = "Hooks.example.com, *.example.org,localhost,10.0.0.1,::1"
+    assert load_settings({"webhook_hosts": hosts}).webhook_hosts == (
+        *("hooks.example.com", "*.example.org", "localhost"),
+        *("10.0.0.1", "::1"),
+    )
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("https://example.com", "example.com:443", "example.com/x", "*", "*example.com", "a.*.com"),
+        *("-a.com", "a..com", "1.2.3", "256.1.1.1", "a b", "x" * 64 + ".com", "example.com."),
+    ],
+)
+def test_a_webhook_host_that_is_none_is_named(host: str) -> None:
+    with pytest.raises(SettingsError, match=r"--webhook-hosts \(REELWRIGHT_WEBHOOK_HOSTS\)") as refused:
+        load_settings({"webhook_hosts": f"example.com,{host}"})
+    assert repr(host) in str(refused.value)
+
+
+def secret_of(length: int) -> str:
+    """A webhook secret of so many bytes."""
+    return "whsec_" + base64.b64encode(b"k" * length).decode()
+
+
+@pytest.mark.parametrize("length", [24, 32, 64])
+def test_a_webhook_secret_is_whsec_and_base64(length: int) -> None:
+    found = load_settings({"webhook_secret": secret_of(length)}).webhook_secret
+    assert found is not None
+    assert found.get_secret_value() == secret_of(length)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        *(secret_of(23), secret_of(65), secret_of(32).removeprefix("whsec_"), " " + secret_of(32)),
+        *("whsec_", "whsec_" + "k" * 31, secret_of(32) + "!", secret_of(32).replace("_", "-")),
+    ],
+)
+def test_a_wrong_webhook_secret_is_refused_and_not_shown(secret: str) -> None:
+    with pytest.raises(SettingsError, match="24 to 64 bytes") as refused:
+        load_settings({"webhook_secret": secret})
+    assert secret.removeprefix("whsec_")[:12] not in str(refused.value) or len(secret) < 12
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("drain_seconds", "inf"), ("retention_seconds", "inf"), ("preview_seconds", "nan"), ("port", "70000")],
+)
+def test_a_number_out_of_range_is_refused(field: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=variable_name(field)):
+        load_settings({field: value})
+
+
 @pytest.mark.parametrize("field", Settings.model_fields)
 def test_every_setting_is_documented_with_its_default(field: str) -> None:
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in lines if line.startswith(f"| `{variable_name(field)}` |")]
     default = Settings.model_fields[field].default
-    shown = {None: "the model's", (): "none", True: "true", False: "false"}.get(default, str(default))
+    is_the_models = field == "attention_backend" or field in AttentionOverrides.model_fields
+    absent = "the model's" if is_the_models else "none"
+    shown = absent if default is None else "none" if default == () else str(default)
+    shown = shown.lower() if isinstance(default, bool) else shown
     assert f"| {shown} |" in row.replace("`", "")
+
+
+def test_every_row_of_the_document_is_a_setting() -> None:
+    rows = re.findall(r"^\| `(REELWRIGHT_\w+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(
+        {CONFIG_VARIABLE} | {variable_name(field) for field in Settings.model_fields}
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from configs.settings import Settings, variable_name
+from configs.sources import CONFIG_VARIABLE
 from server.serve import CLOSE_SECONDS
 from server.supervisor_handle import STOP_GRACE_SECONDS
 from tests.docker.dockerfile import REPOSITORY
@@ -81,7 +82,7 @@ def test_cpu_override_takes_the_gpu_out_and_the_cpu_build_in() -> None:
     server = _server(*CPU)
     assert "deploy" not in server
     assert server["build"]["args"] == {"TORCH_INDEX_URL": "https://download.pytorch.org/whl/cpu"}
-    assert {volume["target"] for volume in server["volumes"]} == {"/cache", "/data", "/models"}
+    assert {volume["target"] for volume in server["volumes"]} == {"/cache", "/data", "/models", "/config"}
 
 
 def test_build_points_at_the_dockerfile() -> None:
@@ -121,7 +122,17 @@ def test_model_is_one_variable() -> None:
 
 def test_every_setting_can_be_given_and_no_other_is() -> None:
     named = {name for name in _server("compose.yaml")["environment"] if name.startswith("REELWRIGHT_")}
-    assert named == {variable_name(field) for field in Settings.model_fields} - FIXED_IN_THE_IMAGE
+    settings = {variable_name(field) for field in Settings.model_fields}
+    assert named == settings - FIXED_IN_THE_IMAGE | {CONFIG_VARIABLE}
+
+
+def test_a_file_of_settings_is_one_folder_and_one_variable() -> None:
+    assert _server("compose.yaml")["environment"]["REELWRIGHT_CONFIG"] is None
+    (default,) = [v for v in _server("compose.yaml")["volumes"] if v["target"] == "/config"]
+    assert (Path(default["source"]), default["read_only"]) == (REPOSITORY / "docker/config", True)
+    server = _server("compose.yaml", REELWRIGHT_CONFIG="/config/mine.yaml", CONFIG_FOLDER="/srv/config")
+    assert server["environment"]["REELWRIGHT_CONFIG"] == "/config/mine.yaml"
+    assert "/srv/config" in [volume["source"] for volume in server["volumes"]]
 
 
 def test_published_on_loopback_only_unless_keys_are_asked_for() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from configs.settings import SettingsError, load_settings
+from configs.settings import SettingsError
+from configs.sources import load_settings
 from server.auth import HEALTH_PATHS
 from tests.server.routes.test_videos import error_of
 from tests.server.running_server import RunningServer

@@ -67,6 +67,8 @@ def test_every_setting_is_a_flag_of_serve_with_its_variable() -> None:
         (["serve", "--attention-backend", "dense", "--block-size", "64"], {}, "block_size has no effect"),
         (["serve", "--anchor-stride", "4", "--anchor-offset", "4"], {}, "below anchor_stride"),
         (["serve", "--prot", "1"], {}, "--port"),
+        (["serve", "--config", "/no/such/file.yaml"], {}, "/no/such/file.yaml"),
+        (["generate", "x", "-o", "x.mp4"], {"REELWRIGHT_CONFIG": "/no/such.yaml"}, "/no/such.yaml"),
         (["generate", "x"], {}, "--output"),
         (["generate", "x", "-o", "x.avi"], {}, ".mp4"),
         (["generate", "x", "-o", "/no/such/folder/x.mp4"], {}, "existing folder"),
