@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from configs.job import JobResult, Stage
 from server import observations
 from server.database import Database, read_statements
+from server.clip_cost import attended_share, transformer_passes
+from server.ending import expires_at, record_end
 from server.job import Job, JobError
-from server.observations import count, observe, set_gauge
+from server.observations import observe, set_gauge
 
 _SQL = read_statements("jobs.sql")
 
@@ -34,11 +36,12 @@ class Claim:
 class ClaimTable:
     """Claims on jobs. Every method is one transaction; when it returns, the change is on disk."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, retention_seconds: float | None = None) -> None:
         self._database = database
+        self._retention_seconds = retention_seconds
 
     def claim(self, model: str) -> Job | None:
-        """Take the oldest queued job of a model, or None."""
+        """Take the queued job of a model whose turn it is (the highest priority, then the oldest), or None."""
         now = time.time()
         with self._database.write() as connection:
             row = connection.execute(_SQL["claim"], {"model": model, "now": now}).fetchone()
@@ -47,6 +50,12 @@ class ClaimTable:
             if row["attempt"] == 1:
                 observe(connection, observations.QUEUE_WAIT, now - row["created_at"], row["model"])
         return Job.from_row(row)
+
+    def peek(self, model: str) -> Job | None:
+        """The job that ``claim`` would take now; nothing is taken, and another one may be taken later."""
+        with self._database.read() as connection:
+            row = connection.execute(_SQL["peek"], {"model": model}).fetchone()
+        return Job.from_row(row) if row else None
 
     def held(self, claim: Claim) -> Job:
         """The job as it stands; ``cancel_requested`` may have been set. Raises ClaimLostError."""
@@ -73,6 +82,16 @@ class ClaimTable:
             observe(connection, observations.STEP_DURATION, seconds, job.model, backend)
         return job
 
+    def set_checkpoint(self, claim: Claim, step: int) -> None:
+        """The state after ``step`` lies on disk; 0: nothing usable does. Raises ClaimLostError."""
+        with self._database.write() as connection:
+            _fenced(connection, "set_checkpoint", claim, step=step)
+
+    def set_preview(self, claim: Claim, step: int) -> None:
+        """The preview picture of ``step`` lies in its place. Raises ClaimLostError."""
+        with self._database.write() as connection:
+            _fenced(connection, "set_preview", claim, step=step)
+
     def complete(self, claim: Claim, result: JobResult) -> None:
         """The file lies in its place. Raises ClaimLostError."""
         with self._database.write() as connection:
@@ -90,7 +109,7 @@ class ClaimTable:
             self._end(connection, "finish_cancel", claim)
 
     def requeue(self, claim: Claim) -> None:
-        """Give the job back through no fault of its own. Raises ClaimLostError."""
+        """Give the job back through no fault of its own; its checkpoint stays. Raises ClaimLostError."""
         with self._database.write() as connection:
             self._give_back(connection, claim, loss=0, reason="")
 
@@ -110,16 +129,18 @@ class ClaimTable:
             _fenced(connection, "requeue", claim, loss=loss)
 
     def _end(self, connection: sqlite3.Connection, statement: str, claim: Claim, **values: str) -> Job:
-        row = _fenced(connection, statement, claim, now=time.time(), **values)
+        now = time.time()
+        end = {"now": now, "expires_at": expires_at(now, self._retention_seconds)}
+        row = _fenced(connection, statement, claim, **end, **values)
         job = Job.from_row(row)
-        count(connection, observations.JOBS_TOTAL, job.model, job.status)
+        record_end(connection, job)
         seconds = row["completed_at"] - row["started_at"]
         observe(connection, observations.JOB_DURATION, seconds, job.model, job.status)
         return job
 
 
 def _fenced(
-    connection: sqlite3.Connection, statement: str, claim: Claim, **values: str | float
+    connection: sqlite3.Connection, statement: str, claim: Claim, **values: str | float | None
 ) -> sqlite3.Row:
     fence = {"id": claim.job_id, "attempt": claim.attempt}
     row: sqlite3.Row | None = connection.execute(_SQL[statement], values | fence).fetchone()
@@ -132,15 +153,21 @@ def _observe_result(connection: sqlite3.Connection, job: Job, result: JobResult)
     metrics, attention = result.metrics, result.attention
     set_gauge(connection, observations.PEAK_MEMORY, metrics.peak_memory_bytes, job.model, result.device)
     set_gauge(connection, observations.DENSITY, attention.density, job.model, attention.backend)
-    if job.started_at is None or job.completed_at is None:
-        return
-    seconds = job.completed_at - job.started_at
+    # The worker's own durations, not the row's times: those jump with the clock.
+    seconds = metrics.total_seconds
     clip_seconds = job.parameters.num_frames / job.parameters.fps
     if seconds > 0:
         set_gauge(connection, observations.REALTIME, clip_seconds / seconds, job.model)
+    if job.steps_run == 0:
+        return  # resumed after the last step
     timing = {
         "shape": job.shape,
-        "step_seconds": job.denoise_seconds / job.total_steps,
+        "step_seconds": job.denoise_seconds / job.steps_run,
         "other_seconds": max(0.0, seconds - job.denoise_seconds),
+        "model": job.model,
+        "tokens": attention.tokens,
+        "passes": transformer_passes(job.parameters),
+        "density": attended_share(attention),
+        "peak_memory_bytes": metrics.peak_memory_bytes,
     }
     connection.execute(_SQL["record_timing"], timing)

@@ -32,7 +32,10 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What a submission writes. Submissions with one idempotency key make one job."""
+    """What a submission writes. Submissions of one owner with one idempotency key make one job.
+
+    ``owner`` is the SHA-256 (hex) of the API key; None: the server asks for no key.
+    """
 
     parameters: JobParameters
     attention_asked: AttentionOverrides | None
@@ -47,7 +50,11 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row. Times are seconds since 1970; ``attempt`` counts claims, ``losses`` dead workers."""
+    """One row. Times are seconds since 1970; ``attempt`` counts claims, ``losses`` dead workers.
+
+    ``checkpoint_step`` denoise steps need not run again; ``steps_run`` and ``denoise_seconds`` are those of
+    this attempt.
+    """
 
     id: str
     version: int
@@ -80,6 +87,7 @@ class Job:
     checkpoint_step: int
     preview_step: int
     webhook_url: str | None
+    steps_run: int
 
     @property
     def is_final(self) -> bool:
@@ -104,9 +112,12 @@ class Job:
         )
 
 
-def new_job_id() -> str:
-    """An id that sorts after every id made earlier on this host and cannot be guessed."""
-    return f"video_{time.time_ns():016x}{secrets.token_hex(8)}"
+def new_job_id(newest: str | None = None) -> str:
+    """An id that cannot be guessed and sorts by time, but always after ``newest``: clocks are set back."""
+    tick = time.time_ns()
+    if newest is not None:
+        tick = max(tick, int(newest.removeprefix("video_")[:16], 16) + 1)
+    return f"video_{tick:016x}{secrets.token_hex(8)}"
 
 
 def shape_key(parameters: JobParameters) -> str:

@@ -1,14 +1,18 @@
-"""The job table as the HTTP side sees it: submit, look up, list, cancel, delete.
+"""The job table as the HTTP side sees it: submit, look up, list, cancel, delete, expire.
 
-Knows: statuses and the queue. Does not know: HTTP, files, or who runs the jobs (server/claims.py).
+Knows: statuses, owners, the queue and its limits. Does not know: HTTP, files, or who runs the jobs
+(server/claims.py). Other people's jobs, and jobs that have expired, are as good as absent.
 """
 
 import json
+import sqlite3
 import time
 from dataclasses import dataclass
 from typing import Literal
 
+from server import webhook_table
 from server.database import Database, read_statements
+from server.ending import expires_at, record_end
 from server.job import Job, JobStatus, NewJob, new_job_id, shape_key
 from server.observations import JOBS_TOTAL, count
 
@@ -29,6 +33,29 @@ class ShapeTiming:
 
     step_seconds: float
     other_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShape(ShapeTiming):
+    """What a shape that has run costs. ``passes`` through the transformer per step; ``density`` is the
+    attended share of token pairs over all calls; ``peak_memory_bytes`` is the newest job's."""
+
+    shape: str
+    tokens: int
+    passes: int
+    density: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Most jobs of one model that may wait, and most of one owner that may wait or run; None: any number."""
+
+    max_queued: int | None = None
+    max_of_owner: int | None = None
+
+
+NO_LIMITS = QueueLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,57 +83,93 @@ class IdempotencyConflictError(Exception):
         self.job_id = job_id
 
 
-class JobTable:
-    """Jobs, by id. Every method is one transaction; when it returns, the change is on disk."""
+class QueueFullError(Exception):
+    """So many jobs wait that no further one is taken."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
+class QuotaExceededError(Exception):
+    """So many jobs of this owner wait or run that no further one is taken."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
+class JobTable:
+    """Jobs, by id. Every method is one transaction; when it returns, the change is on disk.
+
+    An owner of None is that of a server without API keys: it sees the jobs that nobody owns, and no key does.
+    """
+
+    def __init__(
+        self, database: Database, limits: QueueLimits = NO_LIMITS, retention_seconds: float | None = None
+    ) -> None:
         self._database = database
+        self._limits = limits
+        self._retention_seconds = retention_seconds
 
     def submit(self, new: NewJob) -> Submission:
-        """Write a queued job, or find the one that was written with the same idempotency key.
+        """Write a queued job, or find the one that its owner submitted with the same idempotency key.
 
         Raises:
             IdempotencyConflictError: the key was used for another request.
+            QueueFullError, QuotaExceededError: no further job is taken now.
         """
-        asked = new.attention_asked
-        values = {
-            "id": new_job_id(),
-            "model": new.parameters.model,
-            "parameters": new.parameters.model_dump_json(),
-            "attention_asked": asked.model_dump_json(exclude_none=True) if asked else None,
-            "metadata": json.dumps(new.metadata),
-            "idempotency_key": new.idempotency_key,
-            "request_sha256": new.request_sha256,
-            "shape": shape_key(new.parameters),
-            "total_steps": new.parameters.num_inference_steps,
-            "now": time.time(),
-        }
+        values = _values(new)
         with self._database.write() as connection:
-            row = connection.execute(_SQL["submit"], values).fetchone()
-            if row is not None:
+            known = _known(connection, values)
+            if known is None:
+                self._check_limits(connection, new)
+                newest = connection.execute(_SQL["newest_id"]).fetchone()["id"]
+                row = connection.execute(_SQL["insert"], values | {"id": new_job_id(newest)}).fetchone()
                 return Submission(Job.from_row(row), is_new=True)
-            known = Job.from_row(connection.execute(_SQL["get_by_idempotency_key"], values).fetchone())
         if known.request_sha256 != new.request_sha256:
             raise IdempotencyConflictError(known.id)
         return Submission(known, is_new=False)
 
-    def get(self, job_id: str) -> Job | None:
-        """The job, or None."""
-        with self._database.read() as connection:
-            row = connection.execute(_SQL["get"], {"id": job_id}).fetchone()
-        return Job.from_row(row) if row else None
+    def _check_limits(self, connection: sqlite3.Connection, new: NewJob) -> None:
+        limits = self._limits
+        if limits.max_of_owner is not None and new.owner is not None:
+            row = connection.execute(_SQL["count_unfinished"], {"owner": new.owner}).fetchone()
+            if row["count"] >= limits.max_of_owner:
+                raise QuotaExceededError(limits.max_of_owner)
+        if limits.max_queued is not None:
+            row = connection.execute(_SQL["count_queued"], {"model": new.parameters.model}).fetchone()
+            if row["count"] >= limits.max_queued:
+                raise QueueFullError(limits.max_queued)
+
+    def get(self, job_id: str, owner: str | None = None) -> Job | None:
+        """The owner's job, or None."""
+        return self._one("get", id=job_id, owner=owner, now=time.time())
+
+    def find(self, job_id: str) -> Job | None:
+        """The job, whoever owns it: for the server's own work, never for a client's request."""
+        return self._one("find", id=job_id, now=time.time())
 
     def page(
-        self, *, after: str | None, limit: int, order: Literal["asc", "desc"], status: JobStatus | None
+        self,
+        owner: str | None = None,
+        *,
+        after: str | None,
+        limit: int,
+        order: Literal["asc", "desc"],
+        status: JobStatus | None,
     ) -> list[Job]:
-        """Up to ``limit`` jobs beyond the id ``after`` (which may be deleted meanwhile)."""
+        """Up to ``limit`` jobs of the owner beyond the id ``after`` (which may be deleted meanwhile)."""
         statement = _SQL["list_newest_first" if order == "desc" else "list_oldest_first"]
-        values = {"after": after, "limit": limit, "status": status}
+        values = {"owner": owner, "now": time.time(), "after": after, "limit": limit, "status": status}
         with self._database.read() as connection:
             return [Job.from_row(row) for row in connection.execute(statement, values)]
 
     def queue(self, model: str) -> dict[str, QueuePlace]:
-        """Place of every queued job of a model, by job id."""
+        """Place of every queued job of a model, whoever owns it, by job id: higher priority first, then age.
+
+        There is no aging: jobs of a low priority wait as long as higher ones keep coming.
+        """
         with self._database.read() as connection:
             rows = connection.execute(_SQL["queue"], {"model": model}).fetchall()
         return {
@@ -121,11 +184,23 @@ class JobTable:
         with self._database.read() as connection:
             return [Job.from_row(row) for row in connection.execute(_SQL["running"])]
 
+    def unfinished(self, owner: str) -> list[Job]:
+        """The owner's jobs that wait or run."""
+        with self._database.read() as connection:
+            return [Job.from_row(row) for row in connection.execute(_SQL["unfinished"], {"owner": owner})]
+
     def timing(self, shape: str) -> ShapeTiming | None:
         """What jobs of this shape took, if one has completed."""
         with self._database.read() as connection:
             row = connection.execute(_SQL["timing"], {"shape": shape}).fetchone()
         return ShapeTiming(**row) if row else None
+
+    def measured_shapes(self, model: str) -> list[MeasuredShape]:
+        """Every shape of a model that has run, by its tokens."""
+        with self._database.read() as connection:
+            return [
+                MeasuredShape(**row) for row in connection.execute(_SQL["measured_shapes"], {"model": model})
+            ]
 
     def counts(self) -> dict[str, QueueCounts]:
         """Queued and running jobs by model; models without any are left out."""
@@ -152,18 +227,74 @@ class JobTable:
         with self._database.read() as connection:
             return {row["id"]: row["attempt"] for row in connection.execute(_SQL["completed_attempts"])}
 
-    def cancel(self, job_id: str) -> Job | None:
+    def cancel(self, job_id: str, owner: str | None = None) -> Job | None:
         """Cancel a queued job at once, ask for the cancel of a running one; a final job stays as it is."""
+        now = time.time()
+        values = {
+            "id": job_id,
+            "owner": owner,
+            "now": now,
+            "expires_at": expires_at(now, self._retention_seconds),
+        }
         with self._database.write() as connection:
-            row = connection.execute(_SQL["request_cancel"], {"id": job_id, "now": time.time()}).fetchone()
+            row = connection.execute(_SQL["request_cancel"], values).fetchone()
             if row and row["status"] == "cancelled":
-                count(connection, JOBS_TOTAL, row["model"], "cancelled")
-        return Job.from_row(row) if row else self.get(job_id)
+                record_end(connection, Job.from_row(row))
+        return Job.from_row(row) if row else self.get(job_id, owner)
 
-    def delete(self, job_id: str) -> Job | None:
+    def delete(self, job_id: str, owner: str | None = None) -> Job | None:
         """Remove the row; the worker of a running job finds its claim gone. Returns what was removed."""
+        values = {"id": job_id, "owner": owner, "now": time.time()}
         with self._database.write() as connection:
-            row = connection.execute(_SQL["delete"], {"id": job_id}).fetchone()
-            if row and row["status"] in {"queued", "in_progress"}:
-                count(connection, JOBS_TOTAL, row["model"], "cancelled")
+            row = connection.execute(_SQL["delete"], values).fetchone()
+            if row is None:
+                return None
+            job = Job.from_row(row)
+            webhook_table.drop_of_job(connection, job_id)
+            if not job.is_final:
+                count(connection, JOBS_TOTAL, job.model, "cancelled")
+        return job
+
+    def expired(self, now: float) -> list[str]:
+        """Ids of the jobs that are to be removed."""
+        with self._database.read() as connection:
+            return [row["id"] for row in connection.execute(_SQL["expired"], {"now": now})]
+
+    def delete_expired(self, now: float) -> list[str]:
+        """Remove the rows of those jobs and return their ids, whose files are then nobody's."""
+        with self._database.write() as connection:
+            webhook_table.drop_of_expired(connection, now)
+            return [row["id"] for row in connection.execute(_SQL["delete_expired"], {"now": now})]
+
+    def _one(self, statement: str, **values: str | float | None) -> Job | None:
+        with self._database.read() as connection:
+            row = connection.execute(_SQL[statement], values).fetchone()
         return Job.from_row(row) if row else None
+
+
+def _values(new: NewJob) -> dict[str, str | float | None]:
+    asked, key = new.attention_asked, new.idempotency_key
+    return {
+        "model": new.parameters.model,
+        "parameters": new.parameters.model_dump_json(),
+        "attention_asked": asked.model_dump_json(exclude_none=True) if asked else None,
+        "metadata": json.dumps(new.metadata),
+        "idempotency_key": None if key is None else f"{new.owner or ''}:{key}",
+        "request_sha256": new.request_sha256,
+        "shape": shape_key(new.parameters),
+        "total_steps": new.parameters.num_inference_steps,
+        "priority": new.priority,
+        "owner": new.owner,
+        "deadline_seconds": new.deadline_seconds,
+        "webhook_url": new.webhook_url,
+        "now": time.time(),
+    }
+
+
+def _known(connection: sqlite3.Connection, values: dict[str, str | float | None]) -> Job | None:
+    """The job that was submitted before with the same idempotency key."""
+    if values["idempotency_key"] is None:
+        return None
+    connection.execute(_SQL["free_idempotency_key"], values)
+    row = connection.execute(_SQL["get_by_idempotency_key"], values).fetchone()
+    return Job.from_row(row) if row else None

@@ -35,6 +35,7 @@ class Histogram(Metric):
 
 
 JOBS_TOTAL = Metric("jobs", "Jobs that ended, by how.", ("model", "status"))
+WEBHOOKS_TOTAL = Metric("webhooks", "Tries to deliver a webhook, by what came of them.", ("result",))
 QUEUE_WAIT = Histogram(
     "job_queue_wait_seconds", "From submission to the first claim.", ("model",), LONG_BUCKETS
 )
@@ -52,7 +53,7 @@ PEAK_MEMORY = Metric("peak_memory_bytes", "Peak memory of the last job.", ("mode
 DENSITY = Metric("attention_density", "Attended share of token pairs in the last job.", ("model", "backend"))
 REALTIME = Metric("realtime_factor", "Seconds of clip per second of work, last job.", ("model",))
 
-COUNTERS = (JOBS_TOTAL,)
+COUNTERS = (JOBS_TOTAL, WEBHOOKS_TOTAL)
 GAUGES = (PEAK_MEMORY, DENSITY, REALTIME)
 HISTOGRAMS = (QUEUE_WAIT, JOB_DURATION, STAGE_DURATION, STEP_DURATION, MODEL_LOAD)
 

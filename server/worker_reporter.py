@@ -32,6 +32,8 @@ class WorkerReporter:
             load_seconds=None,
             supervisor_pid=os.getpid(),
             worker_pid=None,
+            memory_total_bytes=None,
+            memory_in_use_bytes=None,
         )
 
     @property

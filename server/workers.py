@@ -19,7 +19,10 @@ WorkerState = Literal["loading", "ready", "load_failed", "restarting", "stopped"
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker slot. ``message`` says why it is not ready; ``load_seconds`` is the model's load time."""
+    """One worker slot. ``message`` says why it is not ready; ``load_seconds`` is the model's load time.
+
+    The memory is that of the worker's device; None: not known.
+    """
 
     name: str
     state: WorkerState
@@ -30,6 +33,8 @@ class WorkerReport:
     load_seconds: float | None
     supervisor_pid: int
     worker_pid: int | None
+    memory_total_bytes: int | None
+    memory_in_use_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

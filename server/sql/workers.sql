@@ -3,12 +3,14 @@ DELETE FROM workers;
 
 -- name: report
 INSERT INTO workers (name, state, message, model, device, dtype, load_seconds, supervisor_pid, worker_pid,
-                     heartbeat_at)
-VALUES (:name, :state, :message, :model, :device, :dtype, :load_seconds, :supervisor_pid, :worker_pid, :now)
+                     memory_total_bytes, memory_in_use_bytes, heartbeat_at)
+VALUES (:name, :state, :message, :model, :device, :dtype, :load_seconds, :supervisor_pid, :worker_pid,
+        :memory_total_bytes, :memory_in_use_bytes, :now)
 ON CONFLICT (name) DO UPDATE SET
     state = excluded.state, message = excluded.message, model = excluded.model, device = excluded.device,
     dtype = excluded.dtype, load_seconds = excluded.load_seconds,
     supervisor_pid = excluded.supervisor_pid, worker_pid = excluded.worker_pid,
+    memory_total_bytes = excluded.memory_total_bytes, memory_in_use_bytes = excluded.memory_in_use_bytes,
     heartbeat_at = excluded.heartbeat_at;
 
 -- name: beat

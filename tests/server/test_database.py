@@ -89,7 +89,7 @@ def test_a_damaged_file_is_an_error(database: Database) -> None:
         migrate(database.path)
 
 
-@pytest.mark.parametrize("file_name", ["jobs.sql", "workers.sql", "observations.sql"])
+@pytest.mark.parametrize("file_name", ["jobs.sql", "workers.sql", "observations.sql", "webhooks.sql"])
 def test_every_named_statement_compiles(file_name: str, database: Database) -> None:
     statements = read_statements(file_name)
     text = (SQL_FOLDER / file_name).read_text(encoding="utf-8")

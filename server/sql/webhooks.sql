@@ -1,0 +1,20 @@
+-- name: enqueue
+INSERT INTO webhooks (id, job_id, event, url, created_at, tried_at, next_try_at)
+VALUES (:id, :job_id, :event, :url, :now, :now, :now);
+
+-- name: due
+-- A try that lies in the future shows a clock that was set back: then nothing need wait for it.
+SELECT * FROM webhooks WHERE next_try_at <= :now OR tried_at > :now ORDER BY next_try_at, id LIMIT :limit;
+
+-- name: remove
+DELETE FROM webhooks WHERE id = :id RETURNING *;
+
+-- name: put_off
+UPDATE webhooks SET tries = tries + 1, tried_at = :now, next_try_at = :next_try_at WHERE id = :id
+RETURNING *;
+
+-- name: drop_of_job
+DELETE FROM webhooks WHERE job_id = :id;
+
+-- name: drop_of_expired
+DELETE FROM webhooks WHERE job_id IN (SELECT id FROM jobs WHERE expires_at <= :now);
