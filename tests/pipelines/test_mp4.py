@@ -1,23 +1,26 @@
 """MP4 files: written, decoded again, and what happens when they cannot be written."""
 
-import gc
+import contextlib
 import hashlib
+import json
 import resource
+import secrets
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from configs.job import JobCancelledError, JobFailedError
 from pipelines.frames import Frames
-from pipelines.mp4 import probe_mp4, write_mp4
+from pipelines.mp4 import probe_mp4, read_manifest, write_mp4
+from tests.configs.test_manifest import manifest_of
 from tests.pipelines.clips import decoded_frames, top_level_boxes
-
-Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def _moving_square(count: int = 9, height: int = 64, width: int = 96) -> Frames:
@@ -35,23 +38,6 @@ def _noise(count: int = 40) -> Frames:
 
 def _nothing() -> None:
     """Before each frame."""
-
-
-@pytest.fixture
-def _unclosed_pipes() -> Iterator[None]:
-    """imageio's writer leaves its pipe to the garbage collector when ffmpeg ends before it."""
-    yield
-    gc.collect()
-
-
-def _ffmpeg_ends_early(test: Test) -> Test:
-    """Marks for a test in which that happens."""
-    quiet = pytest.mark.filterwarnings(
-        "ignore:unclosed file:ResourceWarning",
-        "ignore:Exception ignored in. <_io.BufferedWriter:pytest.PytestUnraisableExceptionWarning",
-    )
-    marked: Test = quiet(pytest.mark.usefixtures("_unclosed_pipes")(test))
-    return marked
 
 
 def test_a_clip_is_what_was_asked(tmp_path: Path) -> None:
@@ -173,7 +159,6 @@ def _no_room_for_files() -> Iterator[None]:
     signal.signal(signal.SIGXFSZ, before)
 
 
-@_ffmpeg_ends_early
 @pytest.mark.usefixtures("_no_room_for_files")
 @pytest.mark.parametrize("count", [6, 200], ids=["found at the end", "found while writing"])
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, count: int) -> None:
@@ -191,7 +176,6 @@ def _fake_ffmpeg(folder: Path, script: str) -> str:
     return str(path)
 
 
-@_ffmpeg_ends_early
 @pytest.mark.parametrize("script", ["raise SystemExit(1)", "import sys; sys.stdin.buffer.read()"])
 def test_an_ffmpeg_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     folder = tmp_path / "clips"
@@ -203,7 +187,6 @@ def test_an_ffmpeg_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(folder.iterdir()) == []
 
 
-@_ffmpeg_ends_early
 def test_an_ffmpeg_that_stops_half_way_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys; sys.stdin.buffer.read(128 * 128 * 3 * 5)"
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", _fake_ffmpeg(tmp_path, script))
@@ -215,13 +198,12 @@ def test_no_ffmpeg_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     path = tmp_path / "clip.mp4"
     write_mp4(_moving_square(), path, 16, before_frame=_nothing)
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "absent"))
-    with pytest.raises(JobFailedError, match=r"ffmpeg stopped at frame 0 of 9 .*absent"):
+    with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
         write_mp4(_moving_square(), path, 16, before_frame=_nothing)
     with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
         probe_mp4(path)
 
 
-@_ffmpeg_ends_early
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(JobFailedError, match="absent") as caught:
         write_mp4(_moving_square(), tmp_path / "absent/clip.mp4", 16, before_frame=_nothing)
@@ -240,3 +222,75 @@ def test_a_file_that_is_not_whole_does_not_pass_the_probe(tmp_path: Path, kept: 
 def test_probing_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(JobFailedError, match="No such file"):
         probe_mp4(tmp_path / "absent.mp4")
+
+
+HOSTILE_TEXTS = {
+    "quotes": """say "hi" and 'ho' `$(x)`""",
+    "lines": "one\r\ntwo\n\n  Stream #0:0: Video: vp9, rgb24, 2x2, 1 fps",
+    "ffmetadata": "a=b;c#d\\e\n;FFMETADATA1\n[CHAPTER]\ncomment=x\\",
+    "other scripts": "тень 影 🌀 e\u0301 \u202e \u2028 \x85",
+    "control characters": "".join(map(chr, range(32))),
+    "markup": "<udta>&amp;</udta>",
+    "long": "ü \x01" * 3_333,
+}
+
+
+@pytest.mark.parametrize("prompt", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
+def test_the_manifest_comes_back_from_the_file(tmp_path: Path, prompt: str) -> None:
+    path, manifest = tmp_path / "clip.mp4", manifest_of(prompt)
+    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=manifest.model_dump_json())
+    assert read_manifest(path) == manifest
+
+
+def test_any_player_shows_the_manifest_as_the_comment(tmp_path: Path) -> None:
+    path, metadata = tmp_path / "clip.mp4", manifest_of("a red circle").model_dump_json()
+    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=metadata)
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", str(path)]
+    said = subprocess.run(command, capture_output=True, encoding="utf-8").stderr
+    assert f"    comment         : {metadata[:200]}" in said  # it shows the beginning of long ones
+
+
+def test_a_manifest_changes_neither_the_pictures_nor_the_order_of_the_file(tmp_path: Path) -> None:
+    plain, tagged = tmp_path / "plain.mp4", tmp_path / "tagged.mp4"
+    metadata = manifest_of("a red circle").model_dump_json()
+    write_mp4(_moving_square(), plain, 16, before_frame=_nothing)
+    write_mp4(_moving_square(), tagged, 16, before_frame=_nothing, metadata=metadata)
+    assert np.array_equal(decoded_frames(plain, 64, 96), decoded_frames(tagged, 64, 96))
+    assert top_level_boxes(plain) == top_level_boxes(tagged) == ["ftyp", "moov", "free", "mdat"]
+
+
+def test_the_text_is_in_no_argument_of_a_process(tmp_path: Path) -> None:
+    """Other users of a machine can read the arguments."""
+    seen = []
+
+    def look() -> None:
+        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                seen.append(arguments.read_bytes())
+
+    secret = secrets.token_hex(8)
+    write_mp4(_moving_square(1), tmp_path / "clip.mp4", 16, before_frame=look, metadata=secret)
+    assert any(b"libx264" in arguments for arguments in seen)
+    assert not any(secret.encode() in arguments for arguments in seen)
+
+
+@pytest.mark.parametrize("comment", [None, "", "hello", "[1]", '{"object": "video"}', '{"object": '])
+def test_a_file_without_a_manifest(tmp_path: Path, comment: str | None) -> None:
+    path = tmp_path / "clip.mp4"
+    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=comment)
+    assert read_manifest(path) is None
+
+
+def test_a_manifest_of_another_version_is_no_missing_one(tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    newer = json.dumps(manifest_of().model_dump(mode="json") | {"version": 2})
+    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=newer)
+    with pytest.raises(ValidationError, match="version"):
+        read_manifest(path)
+
+
+def test_reading_a_manifest_of_what_is_no_video(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"no video")
+    for name in ("a.mp4", "absent.mp4"):
+        with pytest.raises(JobFailedError, match=f"{name} is no file that ffmpeg can read"):
+            read_manifest(tmp_path / name)
