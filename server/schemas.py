@@ -8,7 +8,6 @@ import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import from_json
 
 from configs.attention import AttentionConfig, AttentionOverrides
 from configs.job import AttentionReport, ErrorCode, Stage, StepSeconds, VideoFile
@@ -32,11 +31,6 @@ def _number(value: Any) -> Any:
     if not math.isfinite(number):
         raise ValueError(f"{value[:32]!r} is not a finite number of seconds")
     return number
-
-
-def _with_text(value: Any) -> Any:
-    # A form holds text only: the manifest as it was downloaded.
-    return from_json(value) if isinstance(value, str) else value
 
 
 class JobOptions(BaseModel):
@@ -78,7 +72,7 @@ class VideoRequest(GenerationRequest, JobOptions):
 class RerunRequest(JobOptions):
     """The body of ``POST /v1/videos`` that makes a clip again."""
 
-    manifest: Annotated[Manifest, BeforeValidator(_with_text)] = Field(
+    manifest: Manifest = Field(
         description="The answer of GET /v1/videos/{id}/manifest. Its parameters run exactly."
     )
 
