@@ -34,6 +34,10 @@ class RequestContextMiddleware:
             return
         asked = Headers(scope=scope).get("x-request-id", "")
         request_id = asked if _REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+        with logs.request_lines(request_id):
+            await self._answer(scope, receive, send, request_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         began = time.perf_counter()
         status: int | None = None
 
@@ -47,26 +51,26 @@ class RequestContextMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            self._log.debug("client_gone", request=request_id)
+            self._log.debug("client_gone")
         except Exception:
-            self._log.exception("request_error", request=request_id)
+            self._log.exception("request_error")
             if status is not None:
                 raise  # the answer has begun: only closing the connection can tell the client
             broken = ApiError(500, "internal", f"something broke on the server; request {request_id}")
             await broken.response()(scope, receive, send_with_id)
         finally:
-            self._finish(scope, request_id, status or 499, time.perf_counter() - began)
+            self._finish(scope, status or 499, time.perf_counter() - began)
 
-    def _finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _finish(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._metrics.observe(route, scope["method"], status, seconds)
+        path_params = scope.get("path_params", {})
         write = self._log.debug if route in QUIET_ROUTES else self._log.info
         write(
             "request",
-            request=request_id,
             method=scope["method"],
             route=route,
             status=status,
             seconds=round(seconds, 4),
-            **scope.get("path_params", {}),
+            **({"job": path_params["video_id"][:64]} if "video_id" in path_params else {}),
         )
