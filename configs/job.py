@@ -174,11 +174,11 @@ class StageStarted:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """A stage ended; peak memory was reset at its start."""
+    """A stage ended; its peak memory, or None for one that shares the machine with the next job."""
 
     stage: Stage
     seconds: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
 """Puts a job's attention setting into the pipeline's transformers.
 
-Knows: how a job's setting maps to a swap. Does not know: operators, or when calls run dense.
+Knows: how a job's setting maps to a swap, and what ran. Does not know: operators, or when calls run dense.
 """
 
+import dataclasses
+from collections import Counter
+
 from attention import SwapHandle, swap
-from configs.job import JobFailedError, JobParameters
+from configs.job import AttentionReport, JobFailedError, JobParameters
 from pipelines.loading import LoadedPipeline
 
 
@@ -31,3 +34,20 @@ def swapped(loaded: LoadedPipeline, params: JobParameters) -> SwapHandle:
         )
     except ValueError as error:
         raise JobFailedError("invalid_input", f"attention: {error}") from error
+
+
+def attention_report(handle: SwapHandle, before: AttentionReport | None = None) -> AttentionReport:
+    """What ran since the swap, and in the steps ``before`` it that an earlier attempt saved."""
+    now = AttentionReport.model_validate(dataclasses.asdict(handle.report()))
+    if before is None or not now.sparse_calls + now.dense_calls:
+        return before or now
+    sparse = now if now.sparse_calls else before
+    return now.model_copy(
+        update={
+            "implementation": sparse.implementation,
+            "density": sparse.density,
+            "sparse_calls": now.sparse_calls + before.sparse_calls,
+            "dense_calls": now.dense_calls + before.dense_calls,
+            "dense_reasons": dict(Counter(before.dense_reasons) + Counter(now.dense_reasons)),
+        }
+    )

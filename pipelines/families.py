@@ -5,6 +5,7 @@ how anything is loaded. A new family is a new module like ``wan`` and an entry i
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 
 from configs.geometry import VideoGeometry
 from pipelines import wan
+from pipelines.tile import Tile
 
 Library = Literal["diffusers", "transformers"]
 # A loaded Diffusers pipeline; Diffusers publishes no types.
@@ -48,6 +50,8 @@ class Family:
     """(pipe, prompt, negative prompt or None, text tokens) -> two times [1, tokens, text_dim] or None."""
     decode_latents: Callable[[Pipeline, torch.Tensor], torch.Tensor]
     """Latents [1, C, T, h, w] -> pictures [F, 3, H, W] in 0 to 1, in the VAE's dtype."""
+    tiled: Callable[[Pipeline, Tile | None], AbstractContextManager[None]]
+    """Within the block, pictures are decoded in tiles of that size, or as a whole."""
     forget: Callable[[Pipeline], None]
     """Drop what an interrupted job left inside the components."""
 
@@ -89,6 +93,7 @@ WAN = Family(
     clean_prompt=wan.clean_prompt,
     encode_prompts=wan.encode_prompts,
     decode_latents=wan.decode_latents,
+    tiled=wan.tiled,
     forget=wan.forget,
 )
 

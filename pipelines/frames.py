@@ -4,6 +4,8 @@ Knows: numbers and shapes of frames. Does not know: models or files. A clip that
 size or shows nothing but flat colours is a failure, not a result.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,9 +23,14 @@ def require_finite(tensor: torch.Tensor, what: str) -> None:
         raise JobFailedError("bad_output", f"{what}: {bad} of {finite.numel()} values are NaN or infinite")
 
 
-def to_frames(pictures: torch.Tensor) -> Frames:
+def to_frames(pictures: torch.Tensor, *, before_frame: Callable[[], None] = lambda: None) -> Frames:
     """Pictures [F, 3, H, W] in 0 to 1 -> frames [F, H, W, 3] of uint8, rounded to nearest."""
-    return np.stack([_to_frame(picture) for picture in pictures])
+    count, channels, height, width = pictures.shape
+    frames: Frames = np.empty((count, height, width, channels), np.uint8)
+    for frame, picture in zip(frames, pictures, strict=True):
+        before_frame()
+        frame[:] = _to_frame(picture)
+    return frames
 
 
 def _to_frame(picture: torch.Tensor) -> Frames:

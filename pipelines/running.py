@@ -1,42 +1,40 @@
 """Runs one job on a loaded pipeline, as an iterator of events.
 
-Knows: the order of the stages and what must be undone after them. Does not know: queues, clients, storage.
-The work runs in a thread of its own, so that events come out while the next step computes.
+Knows: the two parts of a job, the one on the device and the one beside it, and what is freed in between.
+Does not know: stages, queues, clients, storage. The work runs in a thread of its own, so that events come out
+while the next step computes.
 """
 
-import contextlib
-import dataclasses
 import gc
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 
 from configs.geometry import GeometryError
 from configs.job import (
-    AttentionReport,
+    DeviceReleased,
     JobCancelledError,
     JobEvent,
     JobFailedError,
     JobFinished,
     JobParameters,
     JobPaths,
-    JobResult,
 )
 from configs.model_preset import ModelPreset
-from pipelines.attending import swapped
-from pipelines.cancel import CancelFlag, checked_inside
-from pipelines.denoise import StepWatch, denoise, step_seconds
+from pipelines.cancel import CancelFlag
 from pipelines.failures import ended_by
-from pipelines.frames import Frames, require_clip, require_finite, to_frames
 from pipelines.loading import LoadedPipeline
+from pipelines.making import Made, Making
 from pipelines.memory import release_memory
-from pipelines.mp4 import write_mp4
 from pipelines.stages import StageRecorder
-from pipelines.text import encode_text
+from pipelines.writing import write_files
 
-Outcome = JobFinished | JobCancelledError | JobFailedError
+Failure = JobCancelledError | JobFailedError
+Outcome = JobFinished | Failure
+Result = TypeVar("Result")
 
 
 def run_job(
@@ -50,20 +48,20 @@ def run_job(
     """Make the clip and write its files to ``paths``; the last event is ``JobFinished``.
 
     ``is_cancelled`` is called often, and from another thread. Closing the iterator cancels the job and waits
-    until its memory is free. One job at a time on one pipeline.
+    until its memory is free. One job at a time on one pipeline, until ``DeviceReleased``: then the next may
+    start while this one writes its files. Previews come at least ``preview_seconds`` apart; 0: none.
 
     Raises:
-        JobCancelledError: nothing is left of the job, on the device or beside its files.
+        JobCancelledError: nothing is left of the job, on the device or beside its files; a checkpoint stays.
         JobFailedError: the same, with the reason. The pipeline is ready for the next job in both cases.
     """
     require_possible(params, loaded.preset)
     flag = CancelFlag(is_cancelled)
     events: SimpleQueue[JobEvent | Outcome] = SimpleQueue()
-    thread = threading.Thread(
-        target=lambda: events.put(_outcome(loaded, params, paths, flag, events.put)),
-        name="reelwright-job",
-    )
-    with _alone_on(loaded):
+    hold = _Hold(loaded)
+    job = _Job(loaded, params, paths, flag, events.put, hold, preview_seconds)
+    thread = threading.Thread(target=lambda: events.put(job.run()), name="reelwright-job")
+    try:
         thread.start()
         try:
             while not isinstance(event := events.get(), Outcome):
@@ -71,6 +69,8 @@ def run_job(
         finally:
             flag.set()
             thread.join()
+    finally:
+        hold.release()
     if not isinstance(event, JobFinished):
         raise event
     yield event
@@ -91,106 +91,88 @@ def require_possible(params: JobParameters, preset: ModelPreset) -> None:
             raise JobFailedError("invalid_input", f"{field} {value} is below 1")
 
 
-@contextlib.contextmanager
-def _alone_on(loaded: LoadedPipeline) -> Iterator[None]:
-    if not loaded.busy.acquire(blocking=False):
-        raise JobFailedError("internal", f"model {loaded.preset.name} is busy with another job")
-    try:
-        yield
-    finally:
-        loaded.busy.release()
+class _Hold:
+    """A job's sole use of a pipeline, taken at once and given back once, by whichever thread."""
+
+    def __init__(self, loaded: LoadedPipeline) -> None:
+        if not loaded.busy.acquire(blocking=False):
+            raise JobFailedError("internal", f"model {loaded.preset.name} is busy with another job")
+        self._busy: threading.Lock | None = loaded.busy
+
+    def release(self) -> None:
+        """Let the next job in. Later calls do nothing: the lock may be that job's by then."""
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            busy.release()
 
 
-def _outcome(
-    loaded: LoadedPipeline,
-    params: JobParameters,
-    paths: JobPaths,
-    flag: CancelFlag,
-    emit: Callable[[JobEvent], None],
-) -> Outcome:
-    stages = StageRecorder(loaded.device, emit)
+class _Job:
+    """The work of the job's thread."""
 
-    def attempt(work: Callable[[], Outcome]) -> Outcome:
+    def __init__(
+        self,
+        loaded: LoadedPipeline,
+        params: JobParameters,
+        paths: JobPaths,
+        flag: CancelFlag,
+        emit: Callable[[JobEvent], None],
+        hold: _Hold,
+        preview_seconds: float,
+    ) -> None:
+        self._loaded = loaded
+        self._params = params
+        self._paths = paths
+        self._flag = flag
+        self._emit = emit
+        self._hold = hold
+        self._preview_seconds = preview_seconds
+        self._stages = StageRecorder(loaded.device, emit)
+
+    def run(self) -> Outcome:
+        """Both parts. Whatever the thread does not pass on would hang the caller."""
+        made = self._attempt(self._on_device)
+        made = self._attempt(lambda: _with_memory_released(made, self._loaded.device))
+        self._hold.release()
+        if not isinstance(made, Made):
+            return made
+        self._emit(DeviceReleased())
+        outcome = self._attempt(lambda: self._beside_device(made))
+        if not isinstance(outcome, JobFinished):
+            gc.collect()
+        return outcome
+
+    def _on_device(self) -> Made:
+        folder = self._paths.video.parent
+        if not folder.is_dir():
+            raise JobFailedError("internal", f"the output folder {folder} does not exist")
+        return Making(
+            self._loaded,
+            self._params,
+            self._paths.checkpoint,
+            self._preview_seconds,
+            self._flag,
+            self._emit,
+            self._stages,
+        ).run()
+
+    def _beside_device(self, made: Made) -> JobFinished:
+        loaded, params, stages = self._loaded, self._params, self._stages
+        return JobFinished(write_files(made, loaded, params, self._paths, stages, self._flag))
+
+    def _attempt(self, work: Callable[[], Result]) -> Result | Failure:
         try:
             return work()
-        except BaseException as error:  # whatever the thread does not pass on would hang the caller
-            return ended_by(error, stages.current, _shape(params, loaded))
+        except BaseException as error:
+            return ended_by(error, self._stages.current, self._shape())
 
-    outcome = attempt(lambda: JobFinished(_run(loaded, params, paths, flag, emit, stages)))
-    return attempt(lambda: _with_memory_released(outcome, loaded.device))
+    def _shape(self) -> str:
+        params = self._params
+        return f"{params.num_frames} frames of {params.width}x{params.height} on {self._loaded.device}"
 
 
-def _with_memory_released(outcome: Outcome, device: torch.device) -> Outcome:
-    if not isinstance(outcome, JobFinished):
+def _with_memory_released(made: Result, device: torch.device) -> Result:
+    if not isinstance(made, Made):
         # The frames that the exception went through still hold each other, and tensors.
         gc.collect()
     release_memory(device)
-    return outcome
-
-
-def _run(
-    loaded: LoadedPipeline,
-    params: JobParameters,
-    paths: JobPaths,
-    flag: CancelFlag,
-    emit: Callable[[JobEvent], None],
-    stages: StageRecorder,
-) -> JobResult:
-    if not paths.video.parent.is_dir():
-        raise JobFailedError("internal", f"the output folder {paths.video.parent} does not exist")
-    flag.check()
-    points = loaded.family.cancel_modules(loaded.pipe)
-    with (
-        _torch_set_up(loaded.device),
-        _restored(loaded),
-        swapped(loaded, params) as attention,
-        checked_inside(points, loaded.device, flag),
-    ):
-        with stages.stage("text_encode"):
-            text = encode_text(loaded, params)
-        with stages.stage("denoise"):
-            watch = StepWatch(loaded.device, params, attention, flag, emit)
-            latents = denoise(loaded, params, text, watch)
-        with stages.stage("vae_decode"):
-            frames = _decode(loaded, params, latents)
-        with stages.stage("encode_mp4"):
-            file = write_mp4(frames, paths.video, params.fps, before_frame=flag.check)
-    return JobResult(
-        file=file,
-        metrics=stages.metrics(step_seconds(watch.seconds)),
-        attention=AttentionReport.model_validate(dataclasses.asdict(attention.report())),
-        device=str(loaded.device),
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        warnings=text.warnings,
-    )
-
-
-@contextlib.contextmanager
-def _torch_set_up(device: torch.device) -> Iterator[None]:
-    """What torch keeps per thread: no gradients, and the device that kernels are launched on."""
-    with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        yield
-
-
-@contextlib.contextmanager
-def _restored(loaded: LoadedPipeline) -> Iterator[None]:
-    """Leave the pipeline as it was loaded: schedulers and VAEs keep tensors of the last clip."""
-    pipe = loaded.pipe
-    try:
-        yield
-    finally:
-        pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
-        loaded.family.forget(pipe)
-        pipe.maybe_free_model_hooks()
-
-
-def _decode(loaded: LoadedPipeline, params: JobParameters, latents: torch.Tensor) -> Frames:
-    pictures = loaded.family.decode_latents(loaded.pipe, latents)
-    require_finite(pictures, "decoded pictures")
-    frames = to_frames(pictures)
-    require_clip(frames, params.num_frames, params.height, params.width)
-    return frames
-
-
-def _shape(params: JobParameters, loaded: LoadedPipeline) -> str:
-    return f"{params.num_frames} frames of {params.width}x{params.height} on {loaded.device}"
+    return made

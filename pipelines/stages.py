@@ -27,26 +27,37 @@ class StageRecorder:
 
     @contextlib.contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
-        """One stage; ``StageFinished`` is emitted only if it succeeds."""
+        """A stage on the device; ``StageFinished`` is emitted only if it succeeds."""
+        meter = peak_meter(self._device)
+        with self._timed(stage):
+            meter.start()
+            try:
+                yield
+                synchronize(self._device)
+            finally:
+                self._peak_bytes[stage] = meter.stop()
+
+    @contextlib.contextmanager
+    def stage_beside(self, stage: Stage) -> Iterator[None]:
+        """A stage that needs no device: the next job may run on it, so its memory is not looked at."""
+        with self._timed(stage):
+            yield
+
+    @contextlib.contextmanager
+    def _timed(self, stage: Stage) -> Iterator[None]:
         self.current = stage
         self._emit(StageStarted(stage))
-        meter = peak_meter(self._device)
-        meter.start()
         start = time.perf_counter()
-        try:
-            yield
-            synchronize(self._device)
-        finally:
-            seconds, peak = time.perf_counter() - start, meter.stop()
-        self._seconds[stage], self._peak_bytes[stage] = seconds, peak
-        self._emit(StageFinished(stage, seconds, peak))
+        yield
+        seconds = self._seconds[stage] = time.perf_counter() - start
+        self._emit(StageFinished(stage, seconds, self._peak_bytes.get(stage)))
 
-    def metrics(self, steps: StepSeconds) -> JobMetrics:
-        """The job so far. Whoever loaded the model adds ``load_seconds``."""
+    def metrics(self, steps: StepSeconds | None) -> JobMetrics:
+        """The job so far; stages that an earlier attempt saved it are 0. The loader adds ``load_seconds``."""
         return JobMetrics(
-            text_encode_seconds=self._seconds["text_encode"],
+            text_encode_seconds=self._seconds.get("text_encode", 0.0),
             step_seconds=steps,
-            denoise_seconds=self._seconds["denoise"],
+            denoise_seconds=self._seconds.get("denoise", 0.0),
             vae_decode_seconds=self._seconds["vae_decode"],
             encode_seconds=self._seconds["encode_mp4"],
             total_seconds=time.perf_counter() - self._start,

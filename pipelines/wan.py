@@ -4,12 +4,23 @@ Knows: ``WanPipeline`` of diffusers 0.42 and its parts. Does not know: jobs, dev
 repeats the tail of ``WanPipeline.__call__``; a test holds the two equal.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
 from configs.geometry import VideoGeometry
+from pipelines.tile import Tile
+
+TILING = (
+    "use_tiling",
+    "tile_sample_min_height",
+    "tile_sample_min_width",
+    "tile_sample_stride_height",
+    "tile_sample_stride_width",
+)
 
 
 def geometries(pipe: Any) -> dict[str, VideoGeometry]:
@@ -75,6 +86,22 @@ def decode_latents(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
     video = vae.decode(latents / inverse_std + mean, return_dict=False)[0]
     pictures: torch.Tensor = pipe.video_processor.postprocess_video(video, output_type="pt")[0]
     return pictures
+
+
+@contextlib.contextmanager
+def tiled(pipe: Any, tile: Tile | None) -> Iterator[None]:
+    """Within the block, the VAE decodes tiles of that size, each through all frames; None: whole pictures."""
+    vae = pipe.vae
+    before = {name: getattr(vae, name) for name in TILING}
+    try:
+        if tile is None:
+            vae.disable_tiling()
+        else:
+            vae.enable_tiling(tile.side, tile.side, tile.stride, tile.stride)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(vae, name, value)
 
 
 def forget(pipe: Any) -> None:

@@ -112,6 +112,7 @@ def test_latents_that_are_not_finite_stop_the_job_at_that_step(
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=60))
 def test_step_seconds_are_order_statistics(seconds: list[float]) -> None:
     summary = step_seconds(seconds)
+    assert summary is not None
     assert summary.median == pytest.approx(float(np.median(seconds)))
     assert summary.max == max(seconds)
     assert summary.p95 == sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1]

@@ -7,20 +7,32 @@ import torch
 
 from configs.attention import AttentionConfig
 from configs.job import (
+    DeviceReleased,
     JobCancelledError,
     JobFinished,
     JobParameters,
     JobPaths,
+    JobResult,
     StageFinished,
     StageStarted,
     StepFinished,
+    VideoFile,
 )
+from configs.manifest import Manifest
 from configs.model_preset import ModelPreset
 from pipelines import LoadedPipeline, load_pipeline, probe_mp4, run_job
 from pipelines.mp4 import write_mp4
 from tests.pipelines.jobs import IN_SECOND_STEP, CancelAt, failure_of, finished
 from tests.pipelines.stock import stock_frames
 from tests.tiny_wan import tiny_preset, write_tiny_wan
+
+
+def _stock_file(loaded: LoadedPipeline, params: JobParameters, path: Path, result: JobResult) -> VideoFile:
+    """The stock pipeline's frames, with our result's manifest."""
+    assert result.environment is not None
+    manifest = Manifest.of(params, result.attention, result.environment).model_dump_json()
+    frames = stock_frames(loaded, params)
+    return write_mp4(frames, path, params.fps, before_frame=lambda: None, metadata=manifest)
 
 
 def test_events_come_in_the_order_of_the_work(
@@ -38,6 +50,7 @@ def test_events_come_in_the_order_of_the_work(
         (StageFinished, "denoise", None),
         (StageStarted, "vae_decode", None),
         (StageFinished, "vae_decode", None),
+        (DeviceReleased, None, None),
         (StageStarted, "encode_mp4", None),
         (StageFinished, "encode_mp4", None),
         (JobFinished, None, None),
@@ -79,10 +92,7 @@ def test_a_dense_job_writes_the_stock_pipelines_clip(
         update={"attention": AttentionConfig(backend="dense"), "guidance_scale": scale}
     )
     result, _ = finished(loaded, params, tmp_path / "ours.mp4")
-    stock = write_mp4(
-        stock_frames(loaded, params), tmp_path / "stock.mp4", params.fps, before_frame=lambda: None
-    )
-    assert result.file == stock
+    assert result.file == _stock_file(loaded, params, tmp_path / "stock.mp4", result)
     passes = 1 if scale == 1 else 2
     assert result.attention.dense_calls == 3 * 2 * passes
     assert result.attention.dense_reasons == {"backend": 3 * 2 * passes}
@@ -109,11 +119,8 @@ def test_two_transformers_take_their_steps(
     assert (sparse.attention.sparse_calls, sparse.attention.dense_calls) == (4, 2)
     params = params.model_copy(update={"attention": AttentionConfig(backend="dense")})
     dense, _ = finished(two, params, tmp_path / "dense.mp4")
-    stock = write_mp4(
-        stock_frames(two, params), tmp_path / "stock.mp4", params.fps, before_frame=lambda: None
-    )
-    assert dense.file == stock
-    assert finished(loaded, params, tmp_path / "one.mp4")[0].file.sha256 != stock.sha256
+    assert dense.file == _stock_file(two, params, tmp_path / "stock.mp4", dense)
+    assert finished(loaded, params, tmp_path / "one.mp4")[0].file.sha256 != dense.file.sha256
 
 
 def test_bfloat16_jobs_run(preset: ModelPreset, params: JobParameters, tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from configs.job import (
 from pipelines import LoadedPipeline, run_job
 from tests.pipelines.jobs import (
     AFTER_LAST_STEP,
+    AFTER_THUMBNAIL,
     AT_START,
     IN_DECODE,
     IN_FILE,
     IN_FIRST_STEP,
+    IN_ROUNDING,
     IN_SECOND_STEP,
     IN_TEXT,
     LAST,
@@ -47,6 +49,8 @@ def test_every_point_asks_whether_the_job_is_cancelled(
         (IN_SECOND_STEP, "denoise", 1),
         (AFTER_LAST_STEP, "denoise", 3),
         (IN_DECODE, "vae_decode", 3),
+        (IN_ROUNDING, "vae_decode", 3),
+        (AFTER_THUMBNAIL, "encode_mp4", 3),
         (IN_FILE, "encode_mp4", 3),
     ],
 )

@@ -1,0 +1,108 @@
+"""The vae_decode stage: latents to frames, with less and less memory.
+
+Knows: the rungs, from the whole picture on the device down to small tiles on the CPU, and what frees memory
+between them. Does not know: how a family decodes or tiles, or how latents are made.
+"""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from configs.job import DecodeReport, DecodeRung, JobFailedError, JobParameters
+from pipelines.failures import first_line, is_out_of_memory
+from pipelines.frames import Frames, require_clip, require_finite, to_frames
+from pipelines.loading import LoadedPipeline
+from pipelines.memory import release_memory
+from pipelines.tile import Tile
+
+# Pixels; a quarter of each side is blended with the neighbour. 256 is what Diffusers' video VAEs start with.
+TILE = Tile(side=256, stride=192)
+SMALL_TILE = Tile(side=128, stride=96)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One way to decode."""
+
+    name: DecodeRung
+    tile: Tile | None
+    device: torch.device
+
+
+def rungs(device: torch.device, width: int, height: int) -> list[Rung]:
+    """The ways to decode that picture, the most hungry one first, without those that only repeat another."""
+    tiled = (Rung("tiled", TILE, device), Rung("small_tiles", SMALL_TILE, device))
+    ladder = [Rung("whole", None, device)]
+    ladder += [rung for rung in tiled if rung.tile is not None and rung.tile.side < max(width, height)]
+    if device.type != "cpu":
+        ladder.append(Rung("cpu", SMALL_TILE, torch.device("cpu")))
+    return ladder
+
+
+def decode(
+    loaded: LoadedPipeline, params: JobParameters, latents: torch.Tensor, check_cancel: Callable[[], None]
+) -> tuple[Frames, DecodeReport]:
+    """Frames [F, H, W, 3] by the first rung that memory is enough for.
+
+    Raises:
+        JobFailedError: ``out_of_memory`` if it is for none; ``bad_output`` for a clip that is no clip.
+    """
+    failures: dict[DecodeRung, str] = {}
+    for rung in rungs(loaded.device, params.width, params.height):
+        frames = _try(loaded, params, latents, rung, check_cancel, failures)
+        if frames is not None:
+            return frames, DecodeReport(rung=rung.name, failed=tuple(failures))
+        _clean_up(loaded)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+    raise JobFailedError(
+        "out_of_memory",
+        f"out of memory in vae_decode for {params.num_frames} frames of {params.width}x{params.height} "
+        f"on {loaded.device}, however it was decoded ({reasons})",
+    )
+
+
+def _try(
+    loaded: LoadedPipeline,
+    params: JobParameters,
+    latents: torch.Tensor,
+    rung: Rung,
+    check_cancel: Callable[[], None],
+    failures: dict[DecodeRung, str],
+) -> Frames | None:
+    """The frames, or None and a reason when memory ran out. The error, which holds tensors, ends in here."""
+    try:
+        with loaded.family.tiled(loaded.pipe, rung.tile), _vae_on(loaded, rung.device):
+            pictures = loaded.family.decode_latents(loaded.pipe, latents)
+            require_finite(pictures, "decoded pictures")
+            frames = to_frames(pictures, before_frame=check_cancel)
+            require_clip(frames, params.num_frames, params.height, params.width)
+            return frames
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failures[rung.name] = first_line(error)
+        return None
+
+
+def _clean_up(loaded: LoadedPipeline) -> None:
+    loaded.family.forget(loaded.pipe)
+    gc.collect()
+    release_memory(loaded.device)
+
+
+@contextlib.contextmanager
+def _vae_on(loaded: LoadedPipeline, device: torch.device) -> Iterator[None]:
+    """Within the block, the VAE is on that device; what it held on its own is free."""
+    vae = loaded.pipe.vae
+    vae.to(device)  # costs nothing where it is already; an earlier job may have failed to move it back
+    if device == loaded.device:
+        yield
+        return
+    release_memory(loaded.device)
+    try:
+        yield
+    finally:
+        vae.to(loaded.device)

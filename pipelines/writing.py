@@ -1,0 +1,54 @@
+"""The part of a job that needs no device: frames to files.
+
+Knows: which files a job has, and in which order they are written. Does not know: their formats, or how frames
+are made. Another job may run on the pipeline meanwhile.
+"""
+
+from configs.job import JobParameters, JobPaths, JobResult
+from configs.manifest import Manifest
+from pipelines.cancel import CancelFlag
+from pipelines.loading import LoadedPipeline
+from pipelines.making import Made
+from pipelines.mp4 import write_mp4
+from pipelines.stages import StageRecorder
+from pipelines.stills import write_spritesheet, write_thumbnail
+
+
+def write_files(
+    made: Made,
+    loaded: LoadedPipeline,
+    params: JobParameters,
+    paths: JobPaths,
+    stages: StageRecorder,
+    flag: CancelFlag,
+) -> JobResult:
+    """Write what ``paths`` asks for. The video comes last; without it no picture is left.
+
+    Raises:
+        JobFailedError: ``internal``, as on a full disk.
+    """
+    try:
+        with stages.stage_beside("encode_mp4"):
+            thumbnail = write_thumbnail(made.frames, paths.thumbnail) if paths.thumbnail else None
+            flag.check()
+            spritesheet = write_spritesheet(made.frames, paths.spritesheet) if paths.spritesheet else None
+            manifest = Manifest.of(params, made.attention, made.environment).model_dump_json()
+            file = write_mp4(made.frames, paths.video, params.fps, before_frame=flag.check, metadata=manifest)
+    except BaseException:
+        for path in (paths.thumbnail, paths.spritesheet):
+            if path is not None:
+                path.unlink(missing_ok=True)
+        raise
+    return JobResult(
+        file=file,
+        thumbnail=thumbnail,
+        spritesheet=spritesheet,
+        decode=made.decode,
+        resumed_from_step=made.resumed_from_step,
+        environment=made.environment,
+        metrics=stages.metrics(made.steps),
+        attention=made.attention,
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        warnings=made.warnings,
+    )
