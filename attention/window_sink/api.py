@@ -1,7 +1,7 @@
 """Contract, validation and choice of implementation for window_sink."""
 
 from itertools import pairwise
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from attention.window_sink.sinks import SinkMode, Sinks
 from attention.window_sink.torch_impl import window_sink_torch
 from attention.window_sink.window import Window
 
-MAX_TOKENS = 2**29  # positions are int32 in the kernel, and one position plus both sides must be one
+MAX_TOKENS = 2**29  # positions are int32 in the kernel, and one position plus both sides must be one; so is
+# the end of the window of the last unit, at most three times this
 
 
 def window_sink_attention(
@@ -22,6 +23,9 @@ def window_sink_attention(
     cu_seqlens: Tensor,
     *,
     window: tuple[int | None, int | None],
+    unit: int = 1,
+    global_keys: int = 0,
+    global_queries: int = 0,
     causal: bool = False,
     sinks: Tensor | None = None,
     sink_mode: SinkMode | None = None,
@@ -30,8 +34,10 @@ def window_sink_attention(
 ) -> Tensor:
     """Sliding-window attention of packed sequences: a token sees its neighbours in its own. Forward only.
 
-    A query q and a key k of one sequence attend iff ``q - left <= k <= q + right`` (and ``k <= q`` if
-    ``causal``). A token always sees itself, so every row of the result is defined. Cost is linear in tokens.
+    A query q and a key k of one sequence, at positions counted from its first token, attend iff
+    ``-left <= k // unit - q // unit <= right`` or ``k < global_keys`` or ``q < global_queries`` (and
+    ``k <= q`` if ``causal``). A token always sees itself, so every row of the result is defined. Cost is
+    tokens x (window + globals).
 
     Args:
         q: [total, heads, head_dim], the sequences one behind the other.
@@ -40,8 +46,12 @@ def window_sink_attention(
             ``cu_seqlens[i] .. cu_seqlens[i + 1] - 1``. It starts at 0, never falls (a sequence may be empty)
             and ends at total. The Triton implementation on a GPU reads it there and trusts its values, so
             that the call never waits for the device; every other one copies it to the host and checks it.
-        window: (left, right) keys seen besides the query's own; None is unbounded, 0 is nothing.
-        causal: no key behind the query's own, whatever ``right`` says.
+        window: (left, right) units of keys seen besides the query's own; None is unbounded, 0 is nothing.
+        unit: tokens that share one window, such as those of a latent frame; a sequence starts with a whole
+            unit and may end in a part of one.
+        global_keys: the first keys of every sequence, seen by all its queries (once, in the window or not).
+        global_queries: the first queries of every sequence, which see all its keys.
+        causal: no key behind the query's own, whatever the rest says.
         sinks: float32 [heads], finite, not scaled; on the device of q.
         sink_mode: what the sinks mean, required with them. ``null_logit``: one more entry of each softmax
             that has no value. ``key0_bias``: added to the scaled score of each sequence's first key, for the
@@ -55,8 +65,12 @@ def window_sink_attention(
     Raises:
         ValueError: shapes, dtypes, devices or settings do not fit; the message says expected and got.
     """
-    seen = Window(*_pair(window))
-    seen = seen.causal() if causal else seen
+    if torch.compiler.is_compiling():
+        left, right = window
+        settings = (left, right, unit, global_keys, global_queries, causal)
+        compiled: Tensor = _operator(q, k, v, cu_seqlens, *settings, sinks, sink_mode, scale, impl)
+        return compiled
+    seen = Window(*_pair(window), unit, global_keys, global_queries, causal)
     scale = _check(q, k, v, scale)
     _check_cu_seqlens(cu_seqlens, q)
     checked_sinks = _check_sinks(sinks, sink_mode, q)
@@ -69,6 +83,46 @@ def window_sink_attention(
         return window_sink_triton(q, k, v, cu_seqlens, seen, scale, checked_sinks)
     run = window_sink_reference if chosen == "reference" else window_sink_torch
     return run(q, k, v, sequence_bounds(cu_seqlens, q.shape[0]), seen, scale, checked_sinks)
+
+
+@torch.library.custom_op("reelwright::window_sink_attention", mutates_args=())
+def _operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    left: int | None,
+    right: int | None,
+    unit: int,
+    global_keys: int,
+    global_queries: int,
+    causal: bool,
+    sinks: Tensor | None,
+    sink_mode: str | None,
+    scale: float | None,
+    impl: str,
+) -> Tensor:
+    """What a compiled graph calls; it cannot look into kernels, and values of cu_seqlens it does not have."""
+    return window_sink_attention(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        window=(left, right),
+        unit=unit,
+        global_keys=global_keys,
+        global_queries=global_queries,
+        causal=causal,
+        sinks=sinks,
+        sink_mode=cast(SinkMode | None, sink_mode),
+        scale=scale,
+        impl=cast(Impl, impl),
+    )
+
+
+@_operator.register_fake
+def _(q: Tensor, *_: object) -> Tensor:
+    return q.new_empty(q.shape)
 
 
 def sequence_bounds(cu_seqlens: Tensor, total: int) -> list[int]:

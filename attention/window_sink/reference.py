@@ -12,13 +12,15 @@ from attention.window_sink.window import Window
 
 def allowed(window: Window, q_positions: Tensor, k_positions: Tensor) -> Tensor:
     """Boolean [queries, keys]: may the token at this position of a sequence attend to that one?"""
-    distance = k_positions[None, :] - q_positions[:, None]
+    q, k = q_positions[:, None], k_positions[None, :]
+    distance = k // window.unit - q // window.unit
     mask = torch.ones_like(distance, dtype=torch.bool)
     if window.left is not None:
         mask &= distance >= -window.left
     if window.right is not None:
         mask &= distance <= window.right
-    return mask
+    mask |= (k < window.global_keys) | (q < window.global_queries)
+    return mask & (k <= q) if window.causal else mask
 
 
 def window_sink_reference(

@@ -1,17 +1,22 @@
 """window_sink in PyTorch, in bands of queries: what a CPU runs.
 
-A band of rows meets only the keys that one of its rows may see. The scores of one band are the largest thing
-that is ever built: heads x rows x keys of the band, at most ``_SCORE_BYTES`` (or one row, if that is more).
+A band of rows meets only the keys that one of its rows may see. Where all its rows see the same keys, as
+those of one latent frame do, and there are no sinks, PyTorch's fused attention does it without any mask;
+elsewhere the scores of one band are the largest thing that is ever built: heads x rows x keys of the band, at
+most ``_SCORE_BYTES`` (or one row, if that is more).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from attention.window_sink.sinks import Sinks
-from attention.window_sink.window import Window
+from attention.window_sink.window import Bounds, Window
+
+Ranges = tuple[tuple[int, int], ...]
 
 _SCORE_BYTES = 32 * 2**20
 _FEWEST_ROWS, _MOST_ROWS = 64, 512  # below, calls cost more than they do; above, keys outside the window do
@@ -26,22 +31,42 @@ def window_sink_torch(
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for begin, end in pairwise(bounds):
-        length = end - begin
-        left, right = window.within(length)
-        rows = _rows_of_a_band(q.shape[1], length, left + right)
-        for first in range(0, length, rows):
-            last = min(first + rows, length)
-            keys = slice(max(first - left, 0), min(last + right, length))
-            seen = _seen(torch.arange(first, last), torch.arange(keys.start, keys.stop), left, right)
-            out[begin + first : begin + last] = _attend(
-                q[begin + first : begin + last],
-                k[begin + keys.start : begin + keys.stop],
-                v[begin + keys.start : begin + keys.stop],
-                seen.to(q.device),
-                scale,
-                sinks if keys.start == 0 or (sinks and sinks.mode == "null_logit") else None,
-            )
+        rows = slice(begin, end)
+        _attend_sequence(q[rows], k[rows], v[rows], out[rows], window.within(end - begin), scale, sinks)
     return out
+
+
+def _attend_sequence(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, bounds: Bounds, scale: float, sinks: Sinks | None
+) -> None:
+    for first, last in _bands(bounds, *q.shape[:2]):
+        ranges = _keys(bounds, first, last, q.shape[0])
+        keys, values = (
+            torch.cat([x[a:b] for a, b in ranges]) if ranges[1:] else x[slice(*ranges[0])] for x in (k, v)
+        )
+        is_same = _keys(bounds, first, first + 1, q.shape[0]) == _keys(bounds, last - 1, last, q.shape[0])
+        if is_same and sinks is None and not q.is_cuda:
+            out[first:last] = _fused(q[first:last], keys, values, scale)
+            continue
+        positions = torch.cat([torch.arange(a, b) for a, b in ranges])
+        seen = _seen(torch.arange(first, last), positions, bounds)
+        applies = sinks is not None and (sinks.mode == "null_logit" or ranges[0][0] == 0)
+        out[first:last] = _attend(
+            q[first:last], keys, values, seen.to(q.device), scale, sinks if applies else None
+        )
+
+
+def _bands(bounds: Bounds, length: int, heads: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each band. None holds both global queries and others, or parts of two long units."""
+    cuts = {0, bounds.global_queries, length}
+    if bounds.unit >= _FEWEST_ROWS:
+        cuts |= set(range(0, length, bounds.unit))
+    window_keys = (bounds.left + bounds.right + 1) * bounds.unit - 1 + bounds.global_keys
+    for begin, end in pairwise(sorted(cuts)):
+        is_global = begin < bounds.global_queries
+        rows = _rows_of_a_band(heads, length, length if is_global else window_keys)
+        for first in range(begin, end, rows):
+            yield first, min(first + rows, end)
 
 
 def _rows_of_a_band(heads: int, length: int, window_keys: int) -> int:
@@ -50,9 +75,34 @@ def _rows_of_a_band(heads: int, length: int, window_keys: int) -> int:
     return max(1, min(rows, _SCORE_BYTES // (heads * keys * torch.float64.itemsize)))
 
 
-def _seen(queries: Tensor, keys: Tensor, left: int, right: int) -> Tensor:
+def _keys(bounds: Bounds, first: int, last: int, length: int) -> Ranges:
+    """Begins and ends of the keys that a query first .. last - 1 sees: one range, or the globals' and one."""
+    furthest = last if bounds.causal else length
+    if first < bounds.global_queries:
+        return ((0, furthest),)
+    begin, end = bounds.keys_of(first, last - 1, length)
+    globals_end = min(bounds.global_keys, furthest)
+    if begin <= globals_end:
+        return ((0, max(end, globals_end)),)
+    return ((0, globals_end), (begin, end)) if globals_end else ((begin, end),)
+
+
+def _seen(queries: Tensor, keys: Tensor, bounds: Bounds) -> Tensor:
     """Boolean [queries, keys] from positions in the sequence."""
-    return (keys >= queries[:, None] - left) & (keys <= queries[:, None] + right)
+    queries = queries[:, None]
+    distance = keys // bounds.unit - queries // bounds.unit
+    seen = (distance >= -bounds.left) & (distance <= bounds.right)
+    seen |= (keys < bounds.global_keys) | (queries < bounds.global_queries)
+    return seen & (keys <= queries) if bounds.causal else seen
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One band without a mask: q [R, H, D] over k, v [K, KV, D]; returns [R, H, D]."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, scale=scale)[0].transpose(0, 1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, sinks: Sinks | None) -> Tensor:

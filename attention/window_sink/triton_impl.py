@@ -1,8 +1,9 @@
 """window_sink as one Triton kernel over packed sequences.
 
 One program does one tile of queries of one head. It finds its sequence in ``cu_seqlens`` on the device, so
-the host needs no value of it, and visits only the key tiles that the window of one of its rows touches: first
-the tiles that all rows see whole, without a mask, then those at the edges of the window.
+the host needs no value of it, and visits only the key tiles that one of its rows sees: the global keys, then
+those behind them that the window touches; of either first the tiles that all rows see whole, without a mask,
+then those at the edges. A window in single tokens without globals compiles to a kernel that knows no others.
 
 Both kinds of sinks are where the online softmax starts, and cost the loops nothing: a null logit is a row
 maximum with weight one and no value; a biased key 0 is a row maximum with weight one and that key's value,
@@ -19,7 +20,7 @@ from torch import Tensor
 from attention.choice import is_data_center_gpu
 from attention.triton_dot import dot
 from attention.window_sink.sinks import Sinks
-from attention.window_sink.window import Window
+from attention.window_sink.window import Bounds, Window
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # Where a row's maximum starts: below every score, yet finite, so that a tile in which a row sees nothing
@@ -55,6 +56,21 @@ _OTHER = {
     32: TileConfig(64, 64, 4, 3),
     64: TileConfig(64, 64, 4, 3),
     128: TileConfig(64, 64, 4, 2),
+    256: TileConfig(64, 32, 8, 2),
+}
+# Windows of whole latent frames and their like. Not measured yet: the shapes that anchor_local runs well
+# with, as far as their shared memory goes without descriptors.
+_WIDE_KEYS = 1024
+_HOPPER_WIDE = {
+    32: TileConfig(128, 64, 4, 3),
+    64: TileConfig(128, 64, 4, 3),
+    128: TileConfig(128, 64, 8, 3),
+    256: TileConfig(128, 64, 8, 2),
+}
+_OTHER_WIDE = {
+    32: TileConfig(128, 64, 4, 3),
+    64: TileConfig(128, 64, 4, 3),
+    128: TileConfig(128, 64, 8, 2),
     256: TileConfig(64, 32, 8, 2),
 }
 _FLOAT32 = {
@@ -116,19 +132,51 @@ def _softmax_step(
     return acc, new_max, row_sum
 
 
+@triton.jit
+def _walk(
+    q, k_source, v_source, begin, end, all_begin, all_end, k_stride_row, v_stride_row, acc, row_max, row_sum,
+    scale_log2, row_begin, row_end, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, FEWEST_INNER: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over keys begin .. end - 1, of which every row sees all_begin .. all_end - 1."""
+    # Tiles inner_first .. inner_end - 1, counted from begin, hold only keys that every row sees.
+    tiles = tl.cdiv(end - begin, BLOCK_N)
+    inner_begin = tl.maximum(all_begin, begin)
+    inner_first = tl.minimum(tl.cdiv(inner_begin - begin, BLOCK_N), tiles)
+    inner_end = tl.maximum((all_end - begin) // BLOCK_N, inner_first)
+    inner_end = tl.where(inner_end - inner_first < FEWEST_INNER, inner_first, inner_end)
+    for tile in tl.range(inner_first, inner_end):
+        acc, row_max, row_sum = _softmax_step(
+            q, k_source, v_source, begin + tile * BLOCK_N, end, k_stride_row, v_stride_row,
+            acc, row_max, row_sum, scale_log2, row_begin, row_end,
+            HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, False, INTERPRETED,
+        )  # fmt: skip
+    inner_tiles = inner_end - inner_first
+    for edge in tl.range(0, tiles - inner_tiles):
+        tile = tl.where(edge < inner_first, edge, edge + inner_tiles)
+        acc, row_max, row_sum = _softmax_step(
+            q, k_source, v_source, begin + tile * BLOCK_N, end, k_stride_row, v_stride_row,
+            acc, row_max, row_sum, scale_log2, row_begin, row_end,
+            HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, True, INTERPRETED,
+        )  # fmt: skip
+    return acc, row_max, row_sum
+
+
 # A new length must not compile a new kernel, so no number is specialised. What 16-byte loads must know of the
 # strides, that they are multiples of 8 elements, they learn from STRIDE_UNIT.
 _STRIDES = tuple(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") for axis in ("row", "head"))
+_WINDOW = ("left", "right", "unit", "global_keys", "global_queries", "ahead")
 
 
-@triton.jit(do_not_specialize=["tokens", "sequences", "left", "right", "heads", "group", *_STRIDES])
+@triton.jit(do_not_specialize=["tokens", "sequences", *_WINDOW, "heads", "group", *_STRIDES])
 def _window_sink_kernel(
     q_source, k_source, v_source, out, cu_seqlens, sinks, scale_log2,
-    tokens, sequences, left, right, heads, group,
+    tokens, sequences, left, right, unit, global_keys, global_queries, ahead, heads, group,
     q_stride_row, q_stride_head, k_stride_row, k_stride_head,
     v_stride_row, v_stride_head, out_stride_row, out_stride_head,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    FEWEST_INNER: tl.constexpr, SINK_MODE: tl.constexpr, STRIDE_UNIT: tl.constexpr, INTERPRETED: tl.constexpr,
+    FEWEST_INNER: tl.constexpr, PLAIN: tl.constexpr, SINK_MODE: tl.constexpr, STRIDE_UNIT: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     # int64 before any product: 2^31 elements is 524,288 tokens of 32 heads of 128.
     q_stride_row = q_stride_row.to(tl.int64) * STRIDE_UNIT
@@ -159,11 +207,23 @@ def _window_sink_kernel(
     q = _load_rows(q_source, rows, length, q_stride_row, HEAD_DIM, COLUMNS)
     # Rows behind the sequence see what its last row sees: no row is empty, and none of those is stored.
     positions = tl.minimum(rows, length - 1)
-    row_begin = positions - left
-    row_end = tl.minimum(positions + right, length - 1)
     last = tl.minimum(first + BLOCK_M, length) - 1
-    begin = tl.maximum(first - left, 0)
-    end = tl.minimum(last + right + 1, length)
+    if PLAIN:
+        row_begin = positions - left
+        row_end = tl.minimum(positions + right, length - 1)
+        begin = tl.maximum(first - left, 0)
+        end = tl.minimum(last + right + 1, length)
+        all_begin = last - left
+        all_end = tl.minimum(first + right + 1, length)
+    else:
+        sees_all = positions < global_queries
+        row_begin = tl.where(sees_all, 0, (positions // unit - left) * unit)
+        row_end = tl.where(sees_all, length - 1, (positions // unit + right + 1) * unit - 1)
+        row_end = tl.minimum(tl.minimum(row_end, positions + ahead), length - 1)
+        begin = tl.maximum(tl.min(row_begin, 0), 0)
+        end = tl.max(row_end, 0) + 1
+        all_begin = tl.max(row_begin, 0)
+        all_end = tl.min(row_end, 0) + 1
 
     acc = tl.zeros([BLOCK_M, COLUMNS], dtype=tl.float32)
     row_max = tl.full([BLOCK_M], _LOWEST, dtype=tl.float32)
@@ -171,38 +231,39 @@ def _window_sink_kernel(
     if SINK_MODE == "null_logit":
         row_max = tl.zeros([BLOCK_M], dtype=tl.float32) + tl.load(sinks + head) * _LOG2_E
         row_sum += 1.0
-    if SINK_MODE == "key0_bias":  # noqa: SIM102 - known when compiled; the other is not
-        if begin == 0:
+    first_key = 0
+    if SINK_MODE == "key0_bias":
+        sees_key_0 = begin == 0 if PLAIN else (begin == 0) | (global_keys > 0)
+        if sees_key_0:
             columns = tl.arange(0, COLUMNS)
             key = tl.load(k_source + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
             value = tl.load(v_source + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
             score = tl.sum(q.to(tl.float32) * key[None, :], 1) * scale_log2 + tl.load(sinks + head) * _LOG2_E
             seen = row_begin <= 0
+            if not PLAIN:
+                seen = seen | (global_keys > 0)
             row_max = tl.where(seen, score, row_max)
             row_sum = tl.where(seen, 1.0, row_sum)
             acc = tl.where(seen[:, None], value[None, :], acc)
-            begin += 1
+            first_key += 1
 
-    # Tiles inner_first .. inner_end - 1, counted from begin, hold only keys that every row sees.
-    tiles = tl.cdiv(end - begin, BLOCK_N)
-    inner_begin = tl.maximum(last - left, begin)
-    inner_first = tl.minimum(tl.cdiv(inner_begin - begin, BLOCK_N), tiles)
-    inner_end = tl.maximum((tl.minimum(first + right + 1, length) - begin) // BLOCK_N, inner_first)
-    inner_end = tl.where(inner_end - inner_first < FEWEST_INNER, inner_first, inner_end)
-    for tile in tl.range(inner_first, inner_end):
-        acc, row_max, row_sum = _softmax_step(
-            q, k_source, v_source, begin + tile * BLOCK_N, end, k_stride_row, v_stride_row,
-            acc, row_max, row_sum, scale_log2, row_begin, row_end,
-            HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, False, INTERPRETED,
+    if not PLAIN:
+        # The global keys that some row sees, and those that all see: they differ if there is a causal rule.
+        globals_end = tl.minimum(global_keys, tl.minimum(length, last + ahead + 1))
+        globals_for_all = tl.minimum(globals_end, first + ahead + 1)
+        acc, row_max, row_sum = _walk(
+            q, k_source, v_source, first_key, globals_end, 0, globals_for_all, k_stride_row, v_stride_row,
+            acc, row_max, row_sum, scale_log2, positions * 0, tl.minimum(positions + ahead, globals_end - 1),
+            HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, FEWEST_INNER, INTERPRETED,
         )  # fmt: skip
-    inner_tiles = inner_end - inner_first
-    for edge in tl.range(0, tiles - inner_tiles):
-        tile = tl.where(edge < inner_first, edge, edge + inner_tiles)
-        acc, row_max, row_sum = _softmax_step(
-            q, k_source, v_source, begin + tile * BLOCK_N, end, k_stride_row, v_stride_row,
-            acc, row_max, row_sum, scale_log2, row_begin, row_end,
-            HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, True, INTERPRETED,
-        )  # fmt: skip
+        begin = tl.maximum(begin, global_keys)
+        end = tl.maximum(end, begin)
+    begin = tl.maximum(begin, first_key)
+    acc, row_max, row_sum = _walk(
+        q, k_source, v_source, begin, end, all_begin, all_end, k_stride_row, v_stride_row,
+        acc, row_max, row_sum, scale_log2, row_begin, row_end,
+        HEAD_DIM, COLUMNS, BLOCK_M, BLOCK_N, FEWEST_INNER, INTERPRETED,
+    )  # fmt: skip
 
     acc = acc / row_sum[:, None]
     columns = tl.arange(0, COLUMNS)
@@ -235,8 +296,9 @@ def window_sink_triton(
     if tokens == 0:
         return out
     columns = max(16, triton.next_power_of_2(head_dim))
-    config = config or tile_config(q.dtype, columns, is_data_center_gpu(q.device))
-    left, right = window.within(tokens)
+    bounds = window.within(tokens)
+    if config is None:
+        config = tile_config(q.dtype, columns, is_data_center_gpu(q.device), wide=_is_wide(bounds, tokens))
     strides = [stride for x in (q, k, v, out) for stride in x.stride()[:2]]
     unit = 8 if all(stride % 8 == 0 for stride in strides) else 1
     _window_sink_kernel[((tokens // config.block_m + sequences) * heads,)](
@@ -249,8 +311,12 @@ def window_sink_triton(
         scale * _LOG2_E.value,
         tokens,
         sequences,
-        left,
-        right,
+        bounds.left,
+        bounds.right,
+        bounds.unit,
+        bounds.global_keys,
+        bounds.global_queries,
+        0 if bounds.causal else tokens,
         heads,
         heads // k.shape[1],
         *(stride // unit for stride in strides),
@@ -259,6 +325,7 @@ def window_sink_triton(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         FEWEST_INNER=config.fewest_inner,
+        PLAIN=bounds.is_plain,
         SINK_MODE=None if sinks is None else sinks.mode,
         STRIDE_UNIT=unit,
         INTERPRETED=q.device.type == "cpu",
@@ -268,9 +335,17 @@ def window_sink_triton(
     return out
 
 
-def tile_config(dtype: torch.dtype, columns: int, hopper: bool) -> TileConfig:
+def _is_wide(bounds: Bounds, tokens: int) -> bool:
+    """Whether most tiles that a program visits lie inside the window, so that large ones waste little."""
+    keys = min((bounds.left + bounds.right + 1) * bounds.unit, tokens) + bounds.global_keys
+    return not bounds.is_plain and keys >= _WIDE_KEYS
+
+
+def tile_config(dtype: torch.dtype, columns: int, hopper: bool, wide: bool = False) -> TileConfig:
     """Tiles for heads padded to this many columns, a power of two."""
     width = max(32, columns)
     if dtype == torch.float32:
         return _FLOAT32[width]
+    if wide:
+        return (_HOPPER_WIDE if hopper else _OTHER_WIDE)[width]
     return (_HOPPER if hopper else _OTHER)[width]

@@ -1,9 +1,9 @@
 """Compiles the kernel for GPUs that are not there and prints what it needs, one JSON object a target.
 
-    python -m tests.attention.window_sink.compile_kernel 89-64-bf16-null_logit 90-64-bf16-key0_bias
+    python -m tests.attention.window_sink.compile_kernel 89-64-bf16-null_logit 90-64-bf16-key0_bias-frames
 
-A target is capability-head_dim-dtype-sinks. A command of its own, since a process that interprets kernels
-cannot compile them.
+A target is capability-head_dim-dtype-sinks, with -frames behind it for a wide window in units with globals. A
+command of its own, since a process that interprets kernels cannot compile them.
 """
 
 import json
@@ -21,16 +21,20 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DIVISIBLE_BY_16 = ("q_source", "k_source", "v_source", "out")
 
 
-def compile_kernel(capability: int, head_dim: int, dtype: str, sinks: str) -> dict[str, Any]:
+def compile_kernel(
+    capability: int, head_dim: int, dtype: str, sinks: str, kind: str = "plain"
+) -> dict[str, Any]:
     """Shared memory in bytes, and how often the PTX names Hopper's matrix and asynchronous 16-byte copy."""
     columns = triton.next_power_of_2(head_dim)
-    config = tile_config(DTYPES[dtype], columns, hopper=capability >= 90)
+    plain = kind == "plain"
+    config = tile_config(DTYPES[dtype], columns, hopper=capability in (90, 100), wide=not plain)
     constants: dict[str, Any] = {
         "HEAD_DIM": head_dim,
         "COLUMNS": columns,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "FEWEST_INNER": config.fewest_inner,
+        "PLAIN": plain,
         "SINK_MODE": None if sinks == "none" else sinks,
         "STRIDE_UNIT": 8,
         "INTERPRETED": False,
@@ -67,5 +71,5 @@ def compile_kernel(capability: int, head_dim: int, dtype: str, sinks: str) -> di
 
 if __name__ == "__main__":
     for target in sys.argv[1:]:
-        capability, head_dim, dtype, sinks = target.split("-")
-        print(json.dumps(compile_kernel(int(capability), int(head_dim), dtype, sinks)))
+        capability, head_dim, *rest = target.split("-")
+        print(json.dumps(compile_kernel(int(capability), int(head_dim), *rest)))

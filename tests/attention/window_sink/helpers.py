@@ -27,6 +27,14 @@ class Case:
     kv_heads: int = 2
     head_dim: int = 32
     sink_mode: SinkMode | None = None
+    unit: int = 1
+    global_keys: int = 0
+    global_queries: int = 0
+
+    @property
+    def seen(self) -> Window:
+        """What attends to what."""
+        return Window(*self.window, self.unit, self.global_keys, self.global_queries, self.causal)
 
     def with_sinks(self, mode: SinkMode | None) -> "Case":
         """The same call with these sinks."""
@@ -35,7 +43,15 @@ class Case:
     def arguments(self, sinks: Tensor) -> dict[str, Any]:
         """Keyword arguments of the operator."""
         used = None if self.sink_mode is None else sinks
-        return {"window": self.window, "causal": self.causal, "sinks": used, "sink_mode": self.sink_mode}
+        return {
+            "window": self.window,
+            "unit": self.unit,
+            "global_keys": self.global_keys,
+            "global_queries": self.global_queries,
+            "causal": self.causal,
+            "sinks": used,
+            "sink_mode": self.sink_mode,
+        }
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,17 @@ CASES = (
     Case((130, 20), (None, 3), causal=True, head_dim=48),
     Case((90,), (0, 0)),
     Case((70, 3), (40, None), head_dim=256, heads=1, kv_heads=1),
+    # Units below, at and above a tile and longer than a sequence; ragged last units; globals that end within
+    # a unit, behind a window, and behind the sequence; queries that are global and keys that are not.
+    Case((300, 40), (1, 1), unit=35, global_keys=35),
+    Case((500,), (2, 0), unit=64, global_keys=3, heads=2, kv_heads=1, head_dim=64),
+    Case((230, 0, 90), (0, 1), unit=100, global_keys=130, global_queries=40),
+    Case((150, 7), (0, 0), unit=1000, global_queries=5, head_dim=72),
+    Case((260,), (9, 5), global_keys=70, global_queries=70, head_dim=64),
+    Case((190,), (20, 0), causal=True, global_keys=50),
+    Case((170, 60), (1, 3), causal=True, unit=24, global_keys=30, global_queries=90),
+    Case((130,), (4, 4), global_keys=200, head_dim=48),
+    Case((700,), (1, 1), unit=128, global_keys=128, global_queries=128, heads=1, kv_heads=1, head_dim=64),
 )
 
 
@@ -100,7 +127,6 @@ def eager(case: Case, x: Inputs) -> Tensor:
     """The same maths, step by step in the inputs' own dtype."""
     group = case.heads // case.kv_heads
     out = torch.empty_like(x.q)
-    window = Window(*case.window).causal() if case.causal else Window(*case.window)
     sinks = x.sinks.to(x.q.dtype)[:, None, None]
     for begin, end in pairwise(x.cu_seqlens.tolist()):
         q, k, v = (part[begin:end].transpose(0, 1) for part in (x.q, x.k, x.v))
@@ -109,7 +135,7 @@ def eager(case: Case, x: Inputs) -> Tensor:
         scores = q @ k.mT * case.head_dim**-0.5
         if case.sink_mode == "key0_bias":
             scores[:, :, :1] += sinks
-        scores = scores.masked_fill(~allowed(window, positions, positions), float("-inf"))
+        scores = scores.masked_fill(~allowed(case.seen, positions, positions), float("-inf"))
         if case.sink_mode == "null_logit":
             scores = torch.cat([scores, sinks.expand(-1, end - begin, 1)], 2)
         out[begin:end] = (scores.softmax(-1)[:, :, : end - begin] @ v).transpose(0, 1)

@@ -122,3 +122,48 @@ def test_named_triton_never_falls_back() -> None:
     wide = (Q.to(DEVICE, torch.float64), *(K.to(DEVICE, torch.float64),) * 2)
     with pytest.raises(ValueError, match=r"takes float32, bfloat16 or float16, got torch\.float64"):
         call(*wide, cu_seqlens=BOUNDS.to(DEVICE), impl="triton")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"unit": 0}, "unit must be an integer >= 1, got 0"),
+        ({"global_keys": -1}, "global_keys must be an integer >= 0, got -1"),
+        ({"global_queries": 2.0}, "global_queries must be an integer >= 0, got 2.0"),
+    ],
+)
+def test_units_and_globals_out_of_range(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(**changed)
+
+
+@pytest.mark.parametrize("impl", ["reference", "torch"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sinks": SINKS + 1, "sink_mode": "key0_bias"},
+        {"sinks": SINKS + 1, "sink_mode": "null_logit", "causal": True, "window": (None, 2)},
+        {"unit": 4, "global_keys": 3, "global_queries": 2, "scale": 0.5},
+    ],
+)
+def test_compiles_into_one_graph(changed: dict[str, Any], impl: str) -> None:
+    """Also on a CPU, where the operator looks at the values of cu_seqlens."""
+
+    def model(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+        return call(q * 2, cu_seqlens=bounds, impl=impl, **changed) + 1
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(Q, BOUNDS), model(Q, BOUNDS))
+    other = torch.tensor([0, 7, 20])  # other values of the same shape need no other graph
+    torch.testing.assert_close(compiled(Q, other), model(Q, other))
+    with pytest.raises(ValueError, match="must start at 0 and end at total = 20, got 0 and 19"):
+        compiled(Q, torch.tensor([0, 5, 19]))
+
+
+def test_the_compiled_operator_is_what_it_says() -> None:
+    settings = (2, None, 4, 3, 0, False, SINKS, "null_logit", None, "torch")
+    torch.library.opcheck(
+        torch.ops.reelwright.window_sink_attention.default,
+        (Q, K, K, BOUNDS, *settings),
+        test_utils=("test_schema", "test_faketensor"),
+    )

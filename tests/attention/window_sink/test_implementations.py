@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attention.window_sink.sinks import SinkMode, Sinks
 from attention.window_sink.triton_impl import TileConfig, window_sink_triton
-from attention.window_sink.window import Window
+from attention.window_sink.window import Bounds
 from tests.attention.window_sink.helpers import (
     CASES,
     DEVICE,
@@ -70,6 +70,9 @@ cases = st.builds(
     kv_heads=st.sampled_from((1, 2)),
     head_dim=st.sampled_from((8, 16)),
     sink_mode=st.sampled_from(MODES),
+    unit=st.sampled_from((1, 1, 7, 16, 50)),
+    global_keys=st.sampled_from((0, 0, 1, 20, 80)),
+    global_queries=st.sampled_from((0, 0, 1, 20, 80)),
 )
 
 
@@ -95,13 +98,14 @@ def test_triton_in_float32_is_the_definition(case: Case) -> None:
 )
 def test_any_tiles_write_every_element(tiles: TileConfig, mode: SinkMode | None) -> None:
     """Outputs start as NaN; tiles of other shapes meet the edges of windows elsewhere."""
-    case = Case((150, 0, 17, 64), (60, 47), sink_mode=mode)
-    x = inputs(case, torch.float32, DEVICE)
-    truth = exact(case, x)
-    out = torch.full_like(x.q, float("nan"))
+    plain = Case((150, 0, 17, 64), (60, 47), sink_mode=mode)
+    x = inputs(plain, torch.float32, DEVICE)
     sinks = None if mode is None else Sinks(x.sinks, mode)
-    window_sink_triton(x.q, x.k, x.v, x.cu_seqlens, Window(60, 47), case.head_dim**-0.5, sinks, tiles, out)
-    assert relative_error(out, truth) <= budget(case, x, truth)
+    for case in (plain, replace(plain, window=(1, 0), unit=30, global_keys=20, global_queries=9)):
+        truth = exact(case, x)
+        out = torch.full_like(x.q, float("nan"))
+        window_sink_triton(x.q, x.k, x.v, x.cu_seqlens, case.seen, case.head_dim**-0.5, sinks, tiles, out)
+        assert relative_error(out, truth) <= budget(case, x, truth)
 
 
 @pytest.mark.parametrize("impl", FAST)
@@ -161,6 +165,44 @@ def test_tiles_outside_the_window_are_never_visited(impl: str) -> None:
         part[300:] = float("nan")
     within = slice(192, 208)  # of tiles and bands that reach no further than 64 rows and the window
     assert relative_error(run(case, x, impl)[within], truth[within]) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("impl", FAST)
+def test_only_the_globals_and_the_window_are_visited(impl: str) -> None:
+    """Keys between them, and behind the window, are NaN."""
+    case = Case((800,), (1, 1), heads=1, kv_heads=1, unit=100, global_keys=64, sink_mode="null_logit")
+    x = inputs(case, torch.float32, DEVICE)
+    truth = exact(case, x)
+    for part in (x.k, x.v):
+        part[64:300] = float("nan")
+        part[600:] = float("nan")
+    within = slice(448, 480)  # a tile within unit 4, which sees units 3 to 5
+    assert relative_error(run(case, x, impl)[within], truth[within]) < 1e-6
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("mode", ["null_logit", "key0_bias"])
+def test_sinks_are_felt_by_all_that_see_key_0_as_a_global(mode: SinkMode, impl: str) -> None:
+    case = Case((90,), (4, 4), global_keys=1)
+    x = inputs(case, torch.float32, DEVICE)
+    change = (run(case, x, impl) - run(case.with_sinks(mode), x, impl)).abs().amax((1, 2))
+    assert change.min() > 1e-3
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_a_unit_or_window_of_everything_is_the_plain_full_window(impl: str) -> None:
+    full = Case((150, 40), (None, None))
+    x = inputs(full, torch.float32, DEVICE)
+    truth = exact(full, x)
+    for case in (
+        Case((150, 40), (0, 0), unit=150),
+        Case((150, 40), (3, 3), unit=40),
+        Case((150, 40), (0, 0), global_keys=150),
+        Case((150, 40), (0, 0), global_queries=150),
+    ):
+        assert relative_error(run(case, x, impl), truth) <= budget(full, x, truth)
 
 
 @pytest.mark.parametrize("impl", FAST)
@@ -235,8 +277,8 @@ def test_bands_are_small_beside_tokens_squared(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[int] = []
     inner = torch_impl._seen
 
-    def spy(queries: torch.Tensor, keys: torch.Tensor, left: int, right: int) -> torch.Tensor:
-        seen = inner(queries, keys, left, right)
+    def spy(queries: torch.Tensor, keys: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+        seen = inner(queries, keys, bounds)
         sizes.append(seen.numel())
         return seen
 
