@@ -7,7 +7,9 @@ is not listed as open needs a key, whether or not it exists.
 import hashlib
 import hmac
 import ipaddress
+from typing import Annotated
 
+from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,8 +21,17 @@ ROOT_PATHS = frozenset({"/", "/docs", "/openapi.json"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
+def _owner_of(request: Request) -> str | None:
+    owner: str | None = request.state.owner  # an error on an open path, where nobody knows who asks
+    return owner
+
+
+OwnerParam = Annotated[str | None, Depends(_owner_of)]
+"""SHA-256 (hex) of the request's API key; None: this server asks for none. Jobs belong to it."""
+
+
 class AuthMiddleware:
-    """Answers 401 and 403 itself; everything else goes on."""
+    """Answers 401 and 403 itself; everything else goes on, with its owner in the request's state."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -39,6 +50,7 @@ class AuthMiddleware:
             return
         refusal = self._refusal(scope)
         if refusal is None:
+            self._note_owner(scope)
             await self._app(scope, receive, send)
         else:
             await refusal.response()(scope, receive, send)
@@ -47,7 +59,7 @@ class AuthMiddleware:
         headers = Headers(scope=scope)
         if not self._digests:
             return self._foreign_host(headers) or _cross_origin(scope["method"], headers)
-        if scope["path"] in self._open_paths or self._is_known(headers.get("authorization", "")):
+        if scope["path"] in self._open_paths or self._is_known(headers):
             return None
         return ApiError(
             401,
@@ -67,12 +79,23 @@ class AuthMiddleware:
         )
         return ApiError(403, "cross_origin", message)
 
-    def _is_known(self, authorization: str) -> bool:
-        scheme, _, key = authorization.partition(" ")
-        digest = hashlib.sha256(key.strip().encode("latin-1")).hexdigest().encode()
+    def _is_known(self, headers: Headers) -> bool:
+        digest = _digest_of_key(headers).encode()
         # Every digest is compared, so the time does not tell which one was near.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches) and scheme.lower() == "bearer"
+        return any(matches)
+
+    def _note_owner(self, scope: Scope) -> None:
+        if not self._digests:
+            scope.setdefault("state", {})["owner"] = None
+        elif scope["path"] not in self._open_paths:
+            scope.setdefault("state", {})["owner"] = _digest_of_key(Headers(scope=scope))
+
+
+def _digest_of_key(headers: Headers) -> str:
+    """SHA-256 (hex) of the bearer key; empty: there is none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return hashlib.sha256(key.strip().encode("latin-1")).hexdigest() if scheme.lower() == "bearer" else ""
 
 
 def _cross_origin(method: str, headers: Headers) -> ApiError | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from configs.job import JobResult, Stage
 from server import observations
-from server.database import Database, read_statements
 from server.clip_cost import attended_share, transformer_passes
+from server.database import Database, read_statements
 from server.ending import expires_at, record_end
 from server.job import Job, JobError
 from server.observations import observe, set_gauge
@@ -41,7 +41,7 @@ class ClaimTable:
         self._retention_seconds = retention_seconds
 
     def claim(self, model: str) -> Job | None:
-        """Take the queued job of a model whose turn it is (the highest priority, then the oldest), or None."""
+        """Take the queued job of a model whose turn it is (highest priority, then oldest), or None."""
         now = time.time()
         with self._database.write() as connection:
             row = connection.execute(_SQL["claim"], {"model": model, "now": now}).fetchone()

@@ -112,4 +112,6 @@ def _type_of(status: int) -> str:
         return "authentication_error"
     if status == 403:
         return "permission_error"
+    if status == 429:
+        return "rate_limit_error"
     return "server_error" if status >= 500 else "invalid_request_error"

@@ -69,6 +69,17 @@ class Presenter:
             if job.error
             else None,
             metadata=job.metadata,
+            priority=job.priority,
+            deadline_seconds=job.deadline_seconds,
+            expires_at=_whole(job.expires_at),
+            webhook_url=job.webhook_url,
+            checkpoint_every=parameters.checkpoint_every,
+            checkpoint_step=job.checkpoint_step,
+            resumed_from_step=result.resumed_from_step if result else None,
+            preview_step=job.preview_step,
+            thumbnail=result.thumbnail if result else None,
+            spritesheet=result.spritesheet if result else None,
+            decode=result.decode if result else None,
         )
 
 
@@ -82,6 +93,8 @@ def progress_of(video: Video) -> VideoProgress:
         total_steps=video.total_steps,
         last_step_seconds=video.metrics.last_step_seconds,
         eta_seconds=video.eta_seconds,
+        checkpoint_step=video.checkpoint_step,
+        preview_step=video.preview_step,
     )
 
 

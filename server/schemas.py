@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from configs.attention import AttentionConfig, AttentionOverrides
-from configs.job import AttentionReport, ErrorCode, Stage, StepSeconds, VideoFile
+from configs.job import (
+    AttentionReport,
+    DecodeReport,
+    ErrorCode,
+    PictureFile,
+    Stage,
+    StepSeconds,
+    VideoFile,
+)
 from configs.manifest import Manifest
 from configs.model_preset import GenerationDefaults, GenerationLimits
 from configs.resolve import GenerationRequest, Text
@@ -171,6 +179,19 @@ class Video(BaseModel):
     warnings: list[str]
     error: VideoError | None
     metadata: dict[str, str]
+    priority: int
+    deadline_seconds: float | None
+    expires_at: int | None = Field(
+        description="Record and files are removed then; null: never, or not yet set."
+    )
+    webhook_url: str | None
+    checkpoint_every: int
+    checkpoint_step: int = Field(description="Denoise steps that another attempt need not run again.")
+    resumed_from_step: int | None = Field(description="Steps that an earlier attempt had saved; null: none.")
+    preview_step: int = Field(description="Denoise step of the newest preview picture; 0: there is none.")
+    thumbnail: PictureFile | None
+    spritesheet: PictureFile | None
+    decode: DecodeReport | None
 
 
 class VideoList(BaseModel):
@@ -201,6 +222,8 @@ class VideoProgress(BaseModel):
     total_steps: int
     last_step_seconds: float | None
     eta_seconds: float | None
+    checkpoint_step: int
+    preview_step: int
 
 
 class Model(BaseModel):

@@ -31,11 +31,11 @@ class Snapshots:
         self._found: dict[str, Snapshot | None] = {}
 
     def get(self, job_id: str) -> Snapshot | None:
-        """The job, or None if there is none (any more)."""
+        """The job, or None if there is none (any more). Whoever asks must have seen that it is theirs."""
         if self._change.is_set():
             self._change = self._feed.next_change()
             self._found.clear()
         if job_id not in self._found:
-            job = self._jobs.get(job_id)
+            job = self._jobs.find(job_id)
             self._found[job_id] = Snapshot(job, self._presenter.video(job)) if job else None
         return self._found[job_id]

@@ -5,17 +5,26 @@ Knows: what must hold before a row is written. Does not know: how the body was s
 
 import hashlib
 
+from configs.job import JobParameters
 from configs.resolve import RequestError, resolve
+from configs.settings import Settings, variable_name
 from server.errors import ApiError
+from server.estimates import retry_after_full_queue, retry_after_quota
 from server.job import NewJob
-from server.jobs import IdempotencyConflictError, Submission
-from server.schemas import VideoRequest
+from server.jobs import IdempotencyConflictError, QueueFullError, QuotaExceededError, Submission
+from server.rerun import rerun_parameters
+from server.schemas import RerunRequest, VideoRequest
 from server.services import Services
+from server.webhooks.destination import DestinationError, DestinationRules
 
 MAX_KEY_CHARACTERS = 255
 
+AnyRequest = VideoRequest | RerunRequest
 
-def submit(services: Services, request: VideoRequest, idempotency_key: str | None) -> Submission:
+
+def submit(
+    services: Services, request: AnyRequest, idempotency_key: str | None, owner: str | None = None
+) -> Submission:
     """Resolve the request to what will run and write the row. Raises ApiError."""
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARACTERS:
         message = f"Idempotency-Key must have 1 to {MAX_KEY_CHARACTERS} characters"
@@ -27,21 +36,75 @@ def submit(services: Services, request: VideoRequest, idempotency_key: str | Non
             "the server is stopping; send the request again later",
             headers={"Retry-After": "30"},
         )
-    known = services.preset.name
-    if request.model not in {None, known}:
-        raise ApiError(
-            400, "unknown_model", f"model {request.model!r} is not served here; known: {known}", param="model"
-        )
+    parameters = resolve_request(services, request)
+    new = NewJob(
+        parameters,
+        attention_asked=request.attention if isinstance(request, VideoRequest) else None,
+        metadata=request.metadata,
+        request_sha256=hashlib.sha256(request.model_dump_json().encode()).hexdigest(),
+        idempotency_key=idempotency_key,
+        owner=owner,
+        priority=request.priority,
+        deadline_seconds=request.deadline_seconds,
+        webhook_url=request.webhook_url,
+    )
+    submission = _write(services, new)
+    services.supervisor.wake()
+    return submission
+
+
+def resolve_request(services: Services, request: AnyRequest) -> JobParameters:
+    """What will run. Raises ApiError: 400 naming the field."""
+    if request.webhook_url is not None:
+        _check_webhook(services.settings, request.webhook_url)
     try:
-        parameters = resolve(request, services.preset, services.attention)
+        if isinstance(request, RerunRequest):
+            parameters = rerun_parameters(request.manifest, services.preset)
+        else:
+            _check_model(services, request.model)
+            parameters = resolve(request, services.preset, services.attention)
     except RequestError as error:
         raise ApiError(400, "invalid_value", str(error), param=error.field) from error
-    digest = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
-    new = NewJob(parameters, request.attention, request.metadata, digest, idempotency_key)
+    if request.checkpoint_every is None:
+        return parameters
+    return parameters.model_copy(update={"checkpoint_every": request.checkpoint_every})
+
+
+def _check_model(services: Services, model: str | None) -> None:
+    known = services.preset.name
+    if model not in {None, known}:
+        message = f"model {model!r} is not served here; known: {known}"
+        raise ApiError(400, "unknown_model", message, param="model")
+
+
+def _check_webhook(settings: Settings, url: str) -> None:
+    if settings.webhook_secret is None:
+        message = f"this server sends no webhooks: it has no {variable_name('webhook_secret')} to sign them"
+        raise ApiError(400, "invalid_value", message, param="webhook_url")
     try:
-        submission = services.jobs.submit(new)
+        DestinationRules.of(settings).parse(url)
+    except DestinationError as error:
+        raise ApiError(400, "invalid_value", str(error), param="webhook_url") from error
+
+
+def _write(services: Services, new: NewJob) -> Submission:
+    try:
+        return services.jobs.submit(new)
     except IdempotencyConflictError as error:
         message = f"this Idempotency-Key was used for another request, which became {error.job_id}"
         raise ApiError(422, "idempotency_conflict", message, param="Idempotency-Key") from error
-    services.supervisor.wake()
-    return submission
+    except QueueFullError as error:
+        seconds = retry_after_full_queue(services.jobs, new.parameters.model)
+        message = f"the queue is full: {error.limit} jobs wait; try again in {seconds} s"
+        raise _too_many("queue_full", message, seconds) from error
+    except QuotaExceededError as error:
+        seconds = retry_after_quota(services.jobs, new.owner or "")
+        message = (
+            f"{error.limit} jobs of this API key wait or run, and it may have no more; "
+            f"try again in {seconds} s"
+        )
+        raise _too_many("quota_exceeded", message, seconds) from error
+
+
+def _too_many(code: str, message: str, seconds: int) -> ApiError:
+    return ApiError(429, code, message, headers={"Retry-After": str(seconds)})

@@ -53,8 +53,7 @@ class WebhookTable:
 
     def failed(self, webhook_id: str, next_try_at: float) -> bool:
         """A try was in vain; there will be another one."""
-        values = {"id": webhook_id, "now": time.time(), "next_try_at": next_try_at}
-        return self._settle("put_off", "failed", **values)
+        return self._settle("put_off", "failed", id=webhook_id, now=time.time(), next_try_at=next_try_at)
 
     def give_up(self, webhook_id: str) -> bool:
         """The last try was in vain."""

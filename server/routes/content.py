@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from configs.job import VideoFile
+from server.auth import OwnerParam
 from server.byte_ranges import ByteRange, RangeNotSatisfiableError, matches_etag, requested_range
 from server.errors import ApiError
 from server.job import Job
@@ -32,10 +33,14 @@ CHUNK_BYTES = 256 * 1024
     },
 )
 def get_content(
-    video_id: str, query: Annotated[ContentQuery, Query()], request: Request, services: ServicesParam
+    video_id: str,
+    query: Annotated[ContentQuery, Query()],
+    request: Request,
+    services: ServicesParam,
+    owner: OwnerParam,
 ) -> Response:
     """The finished MP4. ETag is its SHA-256; Range, If-Range and If-None-Match are honoured."""
-    job, file = _finished(services, video_id)
+    job, file = _finished(services, video_id, owner)
     path = services.files.video(job.id, job.attempt)
     if _size_of(path) != file.bytes:
         raise ApiError(410, "file_missing", f"the whole file of video {job.id} is not on the server's disk")
@@ -57,8 +62,8 @@ def get_content(
     return _send(path, file.bytes, part, headers, is_head=request.method == "HEAD")
 
 
-def _finished(services: Services, video_id: str) -> tuple[Job, VideoFile]:
-    job = services.jobs.get(video_id)
+def _finished(services: Services, video_id: str, owner: str | None) -> tuple[Job, VideoFile]:
+    job = services.jobs.get(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
     if job.result is None:

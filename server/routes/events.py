@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from server.auth import OwnerParam
 from server.errors import ApiError
 from server.present import progress_of
 from server.schemas import VideoDeleted
@@ -28,11 +29,11 @@ RECHECK_SECONDS = 5.0
     responses={200: {"content": {"text/event-stream": {}}}, 204: {"description": "All was seen."}},
 )
 async def watch_video(
-    video_id: str, services: ServicesParam, last_event_id: Annotated[str, Header()] = ""
+    video_id: str, services: ServicesParam, owner: OwnerParam, last_event_id: Annotated[str, Header()] = ""
 ) -> Response:
     """Events: ``snapshot``, then ``status`` and ``progress``, then one of ``completed``, ``failed``,
     ``cancelled``, ``deleted``. Ids are row versions; ``Last-Event-ID`` leaves out what was seen."""
-    job = services.jobs.get(video_id)
+    job = services.jobs.get(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
     seen = int(last_event_id) if last_event_id.isdecimal() and len(last_event_id) < 19 else None

@@ -26,7 +26,7 @@ def test_nothing_measured_is_unknown(jobs: JobTable, running: Job) -> None:
 
 
 def test_a_first_job_is_measured_by_its_own_steps(jobs: JobTable, running: Job) -> None:
-    halfway = dataclasses.replace(running, step=2, denoise_seconds=6.0)
+    halfway = dataclasses.replace(running, step=2, steps_run=2, denoise_seconds=6.0)
     assert remaining_seconds(jobs, halfway) == 2 * 3.0
 
 
