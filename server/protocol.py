@@ -9,6 +9,8 @@ from configs.job import JobEvent, JobParameters, JobPaths
 from server.claims import Claim
 from server.job import JobError
 
+ALIVE_SECONDS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class WakeUp:
@@ -17,7 +19,7 @@ class WakeUp:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """API to supervisor: claim nothing more, let the running job finish for so long, then end."""
+    """API to supervisor: claim nothing more, let the running jobs finish for so long, then end."""
 
     seconds: float
 
@@ -27,7 +29,7 @@ ApiMessage = WakeUp | Drain
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """Supervisor to worker."""
+    """Supervisor to worker: the device is free for this job. One before it may still write its files."""
 
     claim: Claim
     parameters: JobParameters
@@ -43,7 +45,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class EncodeAhead:
-    """Supervisor to worker: this job comes next, its text may be encoded while the device is busy."""
+    """Supervisor to worker: this job may come next, its text can be encoded while the device is busy."""
 
     parameters: JobParameters
 
@@ -53,11 +55,12 @@ WorkerCommand = RunJob | CancelJob | EncodeAhead
 
 @dataclass(frozen=True, slots=True)
 class ModelLoaded:
-    """Worker to supervisor: ready for jobs. Load time in seconds."""
+    """Worker to supervisor: ready for jobs. Load time, and all the memory that the device has."""
 
     seconds: float
     device: str
     dtype: str
+    memory_total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,19 @@ class ModelLoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Worker to supervisor, every few seconds: the process runs; bytes in use on the device."""
+    """Worker to supervisor, every ``ALIVE_SECONDS`` from its start: the process runs.
 
-    memory_in_use_bytes: int
+    ``memory_in_use_bytes``: of the device (of the process on a CPU); None before the model is loaded.
+    """
+
+    memory_in_use_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBroken:
+    """Worker to supervisor: no job can use the device any more; replace me when my jobs have ended."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +111,5 @@ class JobFailed:
     error: JobError
 
 
-WorkerMessage = ModelLoaded | ModelLoadFailed | Alive | JobProgressed | JobStopped | JobFailed
+JobMessage = JobProgressed | JobStopped | JobFailed
+WorkerMessage = ModelLoaded | ModelLoadFailed | Alive | DeviceBroken | JobMessage

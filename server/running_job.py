@@ -4,121 +4,211 @@ Knows: one claim, the worker's pipe, the job table and the data folder. Does not
 or what to do about a dead worker.
 """
 
+import time
 from contextlib import suppress
+from dataclasses import dataclass
 
-from configs.job import JobFinished, JobResult, StageFinished, StageStarted, StepFinished
+from configs.job import (
+    CheckpointSaved,
+    DeviceReleased,
+    JobFinished,
+    JobResult,
+    PreviewReady,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+)
 from server import logs, progress
 from server.claims import Claim, ClaimLostError, ClaimTable
 from server.files import DataFolder
 from server.job import Job, JobError
-from server.protocol import CancelJob, JobFailed, JobProgressed, JobStopped, RunJob
+from server.jobs import JobTable
+from server.protocol import CancelJob, JobFailed, JobMessage, JobProgressed, JobStopped, RunJob
 from server.worker_handle import WorkerHandle
+
+# A job stops within a network block or a frame; one that does not stop is ended with its worker.
+CANCEL_GRACE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStores:
+    """Where a job's state is kept."""
+
+    claims: ClaimTable
+    jobs: JobTable
+    files: DataFolder
 
 
 class RunningJob:
-    """One attempt. ``has_ended`` turns true when the worker is free again."""
+    """One attempt. ``holds_device`` turns false when the next job may start, ``has_ended`` at its end."""
 
-    def __init__(self, job: Job, worker: WorkerHandle, claims: ClaimTable, files: DataFolder) -> None:
+    def __init__(self, job: Job, worker: WorkerHandle, stores: JobStores) -> None:
+        self.claim = Claim(job.id, job.attempt)
+        self.holds_device = True
         self.has_ended = False
         self._job = job
-        self._claim = Claim(job.id, job.attempt)
         self._worker = worker
-        self._claims = claims
-        self._files = files
-        self._cancel_sent = False
+        self._claims = stores.claims
+        self._jobs = stores.jobs
+        self._files = stores.files
+        self._cancelled_at: float | None = None
+        self._is_late = False
+        self._deadline_at = None if job.deadline_seconds is None else time.monotonic() + job.deadline_seconds
         self._log = logs.get_logger().bind(job=job.id, attempt=job.attempt)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a worker died with it: a second death must be no other job's fault, or to its cost."""
+        return self._job.losses > 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was told to stop long ago."""
+        return (
+            self._cancelled_at is not None and time.monotonic() >= self._cancelled_at + CANCEL_GRACE_SECONDS
+        )
+
+    def seconds_to_deadline(self) -> float | None:
+        """Until ``check`` has something to do; None: no deadline, or it is over."""
+        if self._deadline_at is None or self._is_late:
+            return None
+        return self._deadline_at - time.monotonic()
 
     def start(self) -> None:
         """Hand the job to the worker; if its folder cannot be made, it has ended."""
         self._log.info("job_started", model=self._job.model, steps=self._job.total_steps)
         try:
-            paths = self._files.prepare(self._claim.job_id, self._claim.attempt)
+            paths = self._files.prepare(self.claim.job_id, self.claim.attempt)
         except OSError as error:
-            self.handle(
-                JobFailed(self._claim, JobError("internal", f"the data folder: {error}", retryable=True))
-            )
+            self.handle(self._failed(f"the data folder: {error}"))
             return
-        self._worker.send(RunJob(self._claim, self._job.parameters, paths))
+        self._worker.send(RunJob(self.claim, self._job.parameters, paths))
 
     def check(self) -> None:
-        """Pass on a cancel, or the job's deletion, to the worker."""
+        """Stop the worker on a cancel, the job's deletion or its deadline."""
+        left = self.seconds_to_deadline()
+        if left is not None and left <= 0:
+            self._is_late = True
+            self._cancel()
         try:
-            if self._claims.held(self._claim).cancel_requested:
+            if self._claims.held(self.claim).cancel_requested:
                 self._cancel()
         except ClaimLostError:
             self._cancel()
 
-    def handle(self, message: JobProgressed | JobStopped | JobFailed) -> None:
+    def handle(self, message: JobMessage) -> None:
         """Write down what the worker says."""
         is_last = not isinstance(message, JobProgressed) or isinstance(message.event, JobFinished)
+        if is_last or message == JobProgressed(self.claim, DeviceReleased()):
+            self.holds_device = False
         try:
             self._record(message)
         except ClaimLostError:
-            if is_last:
-                self._discard()
-            else:
-                self._cancel()
-        self.has_ended = is_last
+            self._cancel()
+        if is_last:
+            self._end()
 
-    def worker_died(self, cause: str) -> None:
+    def worker_died(self, cause: str, *, is_to_blame: bool) -> None:
         """The attempt is lost; the job runs again or fails."""
         self._log.error("job_lost", cause=cause)
-        self._discard()
         with suppress(ClaimLostError):
-            self._claims.lose(self._claim, cause)
-        self.has_ended = True
+            if self._is_over():
+                self._claims.fail(self.claim, self._late_error())
+            elif is_to_blame:
+                self._claims.lose(self.claim, cause)
+            else:
+                self._claims.requeue(self.claim)
+        self._end()
 
     def give_back(self) -> None:
         """Queue the job again because the server stops. The worker must be dead."""
         self._log.info("job_requeued")
-        self._discard()
         with suppress(ClaimLostError):
-            self._claims.requeue(self._claim)
-        self.has_ended = True
+            self._claims.requeue(self.claim)
+        self._end()
 
-    def _record(self, message: JobProgressed | JobStopped | JobFailed) -> None:
+    def _record(self, message: JobMessage) -> None:
         match message:
             case JobProgressed(event=StageStarted(stage)):
-                self._claims.enter_stage(self._claim, stage, progress.at_stage(stage))
+                self._claims.enter_stage(self.claim, stage, progress.at_stage(stage))
             case JobProgressed(event=StageFinished(stage, seconds)):
-                self._claims.finish_stage(self._claim, stage, seconds)
+                self._claims.finish_stage(self.claim, stage, seconds)
             case JobProgressed(event=StepFinished() as step):
                 self._finish_step(step)
+            case JobProgressed(event=CheckpointSaved(step, size)):
+                self._claims.set_checkpoint(self.claim, step)
+                self._log.debug("checkpoint_saved", step=step, bytes=size)
+            case JobProgressed(event=PreviewReady(step, jpeg)):
+                self._show(step, jpeg)
             case JobProgressed(event=JobFinished(result)):
                 self._complete(result)
             case JobStopped():
-                self._claims.finish_cancel(self._claim)
-                self._discard()
-                self._log.info("job_cancelled")
+                self._stopped()
             case JobFailed(error=error):
-                self._claims.fail(self._claim, error)
-                self._discard()
-                self._log.warning("job_failed", code=error.code, message=error.message)
+                self._fail(error)
 
     def _finish_step(self, event: StepFinished) -> None:
         percent = progress.after_step(event.step, event.total_steps)
-        job = self._claims.finish_step(self._claim, event.step, event.seconds, percent)
+        job = self._claims.finish_step(self.claim, event.step, event.seconds, percent)
         if job.cancel_requested:
             self._cancel()
 
-    def _complete(self, result: JobResult) -> None:
-        self._claims.enter_stage(self._claim, "store", progress.at_stage("store"))
+    def _show(self, step: int, jpeg: bytes) -> None:
         try:
-            self._files.sync(self._claim.job_id)
-        except FileNotFoundError:  # deleted just now: then the write below finds the claim lost
-            gone = JobError("internal", "the finished file is gone from the data folder", retryable=True)
-            self._claims.fail(self._claim, gone)
+            self._files.write_preview(self.claim.job_id, jpeg)
+        except OSError as error:  # the job was deleted, or the disk is full: a preview is not worth a job
+            self._log.warning("preview_not_written", step=step, message=str(error))
             return
-        self._claims.complete(self._claim, result)
+        self._claims.set_preview(self.claim, step)
+
+    def _complete(self, result: JobResult) -> None:
+        self._claims.enter_stage(self.claim, "store", progress.at_stage("store"))
+        try:
+            self._files.sync(self.claim.job_id)
+        except OSError as error:  # also when it was deleted just now: then the write finds the claim lost
+            self._record(self._failed(f"the finished file cannot be stored: {error}"))
+            return
+        self._claims.complete(self.claim, result)
         self._log.info(
             "job_completed", seconds=round(result.metrics.total_seconds, 3), bytes=result.file.bytes
         )
 
-    def _cancel(self) -> None:
-        if not self._cancel_sent:
-            self._cancel_sent = True
-            self._log.info("job_cancelling")
-            self._worker.send(CancelJob(self._claim))
+    def _stopped(self) -> None:
+        if self._is_over():
+            self._fail(self._late_error())
+            return
+        self._claims.finish_cancel(self.claim)
+        self._log.info("job_cancelled")
 
-    def _discard(self) -> None:
-        self._files.discard(self._claim.job_id)
+    def _fail(self, error: JobError) -> None:
+        self._claims.fail(self.claim, error)
+        self._log.warning("job_failed", code=error.code, message=error.message)
+
+    def _failed(self, message: str) -> JobFailed:
+        return JobFailed(self.claim, JobError("internal", message, retryable=True))
+
+    def _is_over(self) -> bool:
+        return self._is_late and not self._claims.held(self.claim).cancel_requested
+
+    def _late_error(self) -> JobError:
+        message = f"the job ran longer than its deadline_seconds, {self._job.deadline_seconds:g}"
+        return JobError("deadline_exceeded", message, retryable=False)
+
+    def _cancel(self) -> None:
+        if self._cancelled_at is None:
+            self._cancelled_at = time.monotonic()
+            self._log.info("job_cancelling", deadline_exceeded=self._is_late)
+            self._worker.send(CancelJob(self.claim))
+
+    def _end(self) -> None:
+        # The files follow the row, whatever made it what it is.
+        self.has_ended = True
+        self.holds_device = False
+        job_id = self.claim.job_id
+        job = self._jobs.find(job_id)
+        if job is None or job.status in {"failed", "cancelled"}:
+            self._files.remove(job_id)
+        elif job.status == "completed":
+            self._files.finish(job_id, job.attempt)
+        else:
+            self._files.discard(job_id)

@@ -1,7 +1,8 @@
 """The supervisor process: claims jobs for one worker process, and deals with that worker's death.
 
 Knows: the job table, the data folder and the worker's pipe. Does not know: torch, HTTP.
-It is one loop in one thread: wait for a message, a death or a deadline; act; write to the table.
+It is one loop in one thread: wait for a message, a death or a deadline; act; write to the table. Waits are
+measured on the monotonic clock: nothing happens because somebody sets the wall clock, but that jobs expire.
 """
 
 import sqlite3
@@ -22,8 +23,18 @@ from server.job import JobError
 from server.jobs import JobTable
 from server.lock import FolderLock
 from server.parent_death import ignore_stop_signals
-from server.protocol import Alive, ApiMessage, Drain, ModelLoaded, ModelLoadFailed, WorkerMessage
-from server.running_job import RunningJob
+from server.protocol import (
+    Alive,
+    ApiMessage,
+    DeviceBroken,
+    Drain,
+    EncodeAhead,
+    ModelLoaded,
+    ModelLoadFailed,
+    WorkerMessage,
+)
+from server.running_job import CANCEL_GRACE_SECONDS, JobStores, RunningJob
+from server.slot import Slot
 from server.worker_handle import WorkerHandle
 from server.worker_process import WorkerStart
 from server.worker_reporter import WorkerReporter
@@ -31,6 +42,8 @@ from server.worker_reporter import WorkerReporter
 POLL_SECONDS = 1.0
 LOAD_TRIES = 3
 LONGEST_BACKOFF_SECONDS = 60.0
+# Imports and weight readers may hold Python's lock for long on a slow disk, so signs of life are late.
+LOAD_SILENCE_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +70,40 @@ class Supervisor:
     """One worker slot."""
 
     def __init__(self, start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:
-        self._files = DataFolder(start.settings.data_dir)
+        settings = start.settings
+        self._files = DataFolder(settings.data_dir)
         database = Database(self._files.database)
         self._jobs = JobTable(database)
-        self._claims = ClaimTable(database)
+        self._claims = ClaimTable(database, settings.retention_seconds)
         self._reporter = WorkerReporter(database, start.preset.name)
         self._model = start.preset.name
-        self._worker_start = WorkerStart(start.settings, start.preset, start.lock)
+        self._worker_start = WorkerStart(settings, start.preset, start.lock)
+        self._longest_silence_seconds = settings.worker_timeout_seconds
         self._api = api
         self._api_is_gone = False
         self._drain_until: float | None = None
         self._worker: WorkerHandle | None = None
+        self._is_broken = False
         self._backoff = Backoff(LONGEST_BACKOFF_SECONDS)
         self._load_error: str | None = None
-        self._running: RunningJob | None = None
+        self._slot = Slot(JobStores(self._claims, self._jobs, self._files))
+        self._has_named_next = False
+        self._sweep_at = 0.0
         self._log = logs.get_logger()
 
     def run(self) -> None:
-        """Work until drained or orphaned; after that no job is in progress and no worker is left."""
+        """Work until drained or orphaned; after that no job is in progress and no worker is left.
+
+        A job that is not done when the drain time is over goes on from its last checkpoint in the next
+        server. None is saved for the drain: that would take as long as a step, which the drain time is for.
+        """
         self._recover()
         try:
             self._loop()
         finally:
             if self._worker is not None:
                 self._worker.stop()
-        if self._running is not None:
-            self._running.give_back()
+        self._slot.give_back()
         self._reporter.stopped()
 
     def _loop(self) -> None:
@@ -98,49 +119,79 @@ class Supervisor:
             self._log.warning("job_orphaned", job=job.id, attempt=job.attempt)
             with suppress(ClaimLostError):  # deleted just now
                 self._claims.lose(Claim(job.id, job.attempt), "the server was killed")
-        for path in self._files.remove_unknown(self._jobs.completed_attempts()):
+        self._sweep()
+        counts = self._jobs.counts()
+        waiting = {job_id for model in counts for job_id in self._jobs.queue(model)}
+        for path in self._files.remove_unknown(self._jobs.completed_attempts(), waiting):
             self._log.info("file_removed", path=str(path))
-        for model, counts in self._jobs.counts().items():
-            if model != self._model and counts.queued:
-                self._log.warning("jobs_wait_for_other_model", model=model, queued=counts.queued)
+        for model, found in counts.items():
+            if model != self._model and found.queued:
+                self._log.warning("jobs_wait_for_other_model", model=model, queued=found.queued)
 
     def _is_done(self) -> bool:
         if self._api_is_gone:
             return True
         if self._drain_until is None:
             return False
-        return self._running is None or time.monotonic() >= self._drain_until
+        return self._slot.is_empty or time.monotonic() >= self._drain_until
 
     def _sources(self) -> list["Connection[Any, Any] | int"]:
         return [self._api, *(self._worker.sources() if self._worker else [])]
 
     def _seconds_to_wait(self) -> float:
-        deadlines = [time.monotonic() + POLL_SECONDS]
+        now = time.monotonic()
+        deadlines = [POLL_SECONDS, self._slot.seconds_to_deadline()]
         if self._worker is None:
-            deadlines.append(self._backoff.next_try_at)
+            deadlines.append(self._backoff.next_try_at - now)
         if self._drain_until is not None:
-            deadlines.append(self._drain_until)
-        return max(0.0, min(deadlines) - time.monotonic())
+            deadlines.append(self._drain_until - now)
+        return max(0.0, min(deadlines))
 
     def _act(self) -> None:
         self._reporter.beat()
+        if time.monotonic() >= self._sweep_at:
+            self._sweep()
         if self._worker is None and time.monotonic() >= self._backoff.next_try_at:
             self._worker = WorkerHandle(self._worker_start)
             self._reporter.started(self._worker.pid)
-        if self._running is not None:
-            self._running.check()
-        elif self._load_error is not None:
+        stuck = self._slot.check()
+        if stuck is not None and self._worker is not None:
+            cause = f"killed because the job did not stop within {CANCEL_GRACE_SECONDS:g} seconds"
+            self._bury(self._worker, cause, stuck)
+        if self._load_error is not None:
             self._fail_queue(self._load_error)
-        elif self._worker is not None and self._reporter.state == "ready" and self._drain_until is None:
-            self._run_next(self._worker)
+        elif self._worker is not None and self._takes_jobs():
+            self._feed(self._worker)
 
-    def _run_next(self, worker: WorkerHandle) -> None:
+    def _takes_jobs(self) -> bool:
+        return self._reporter.state == "ready" and self._drain_until is None and not self._is_broken
+
+    def _feed(self, worker: WorkerHandle) -> None:
+        if self._slot.is_open:
+            self._start_next(worker)
+        elif self._slot.holds_device and not self._has_named_next:
+            job = self._claims.peek(self._model)
+            if job is not None:
+                worker.send(EncodeAhead(job.parameters))
+                self._has_named_next = True
+
+    def _start_next(self, worker: WorkerHandle) -> None:
+        if not self._slot.is_empty:
+            following = self._claims.peek(self._model)
+            if following is None or following.losses:  # a job that lost a worker shares the next with none
+                return
         job = self._claims.claim(self._model)
-        if job is None:
-            return
-        running = RunningJob(job, worker, self._claims, self._files)
-        running.start()
-        self._running = None if running.has_ended else running
+        if job is not None:
+            self._has_named_next = False
+            self._slot.start(job, worker)
+
+    def _sweep(self) -> None:
+        now = time.time()
+        if self._jobs.expired(now):
+            for job_id in self._jobs.delete_expired(now):
+                self._files.remove(job_id)
+                self._log.info("job_expired", job=job_id)
+        self._sweep_at = time.monotonic() + POLL_SECONDS
 
     def _fail_queue(self, reason: str) -> None:
         while job := self._claims.claim(self._model):
@@ -148,6 +199,7 @@ class Supervisor:
             error = JobError("model_load_failed", reason, retryable=True)
             with suppress(ClaimLostError):  # deleted just now
                 self._claims.fail(Claim(job.id, job.attempt), error)
+            self._files.remove(job.id)
 
     def _listen_to_api(self) -> None:
         try:
@@ -160,26 +212,41 @@ class Supervisor:
             self._drain_until = time.monotonic() + message.seconds
 
     def _listen_to_worker(self) -> None:
-        if self._worker is None:
+        worker = self._worker
+        if worker is None:
             return
-        is_dead = not self._worker.is_alive()  # asked first: what it said before its death is then all there
-        for message in self._worker.messages():
+        is_dead = not worker.is_alive()  # asked first: what it said before its death is then all there
+        for message in worker.messages():
             self._handle(message)
         if is_dead:
-            self._bury(self._worker)
+            self._bury(worker, worker.cause_of_death())
+        elif self._is_broken and self._slot.is_empty:
+            worker.stop()
+            self._bury(worker, "replaced because its device failed")
+        elif (seconds := worker.silent_seconds()) > self._silence_limit():
+            self._bury(worker, f"killed because it gave no sign of life for {seconds:.0f} seconds")
+
+    def _silence_limit(self) -> float:
+        if self._reporter.state == "ready":
+            return self._longest_silence_seconds
+        return max(self._longest_silence_seconds, LOAD_SILENCE_SECONDS)
 
     def _handle(self, message: WorkerMessage) -> None:
-        if isinstance(message, ModelLoaded):
-            self._load_error = None
-            self._log.info("model_loaded", model=self._model, seconds=round(message.seconds, 3))
-            self._reporter.loaded(message)
-        elif isinstance(message, ModelLoadFailed):
-            self._load_failed(message.message, retryable=message.retryable)
-        elif self._running is not None and not isinstance(message, Alive):
-            self._running.handle(message)
-            if self._running.has_ended:
-                self._running = None
-                self._backoff.succeeded()
+        match message:
+            case Alive(memory_in_use_bytes):
+                self._reporter.uses(memory_in_use_bytes)
+            case ModelLoaded():
+                self._load_error = None
+                self._log.info("model_loaded", model=self._model, seconds=round(message.seconds, 3))
+                self._reporter.loaded(message)
+            case ModelLoadFailed():
+                self._load_failed(message.message, retryable=message.retryable)
+            case DeviceBroken(reason):
+                self._log.error("device_broken", reason=reason)
+                self._is_broken = True
+            case _:
+                if self._slot.handle(message):
+                    self._backoff.succeeded()
 
     def _load_failed(self, reason: str, *, retryable: bool) -> None:
         self._log.error("model_load_failed", model=self._model, reason=reason)
@@ -187,16 +254,14 @@ class Supervisor:
         if not retryable or self._backoff.failures + 1 >= LOAD_TRIES:
             self._load_error = reason
 
-    def _bury(self, worker: WorkerHandle) -> None:
-        cause = worker.cause_of_death()
+    def _bury(self, worker: WorkerHandle, cause: str, guilty: RunningJob | None = None) -> None:
         worker.kill()
         self._worker = None
+        self._is_broken = False
         if self._reporter.state in {"loading", "restarting"}:
             self._load_failed(f"the worker process ended while loading the model: {cause}", retryable=True)
         elif self._reporter.state == "ready":
             self._reporter.died(cause)
         retry_seconds = self._backoff.failed()
         self._log.error("worker_died", cause=cause, retry_seconds=retry_seconds)
-        if self._running is not None:
-            self._running.worker_died(cause)
-            self._running = None
+        self._slot.worker_died(cause, guilty)

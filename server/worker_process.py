@@ -1,30 +1,34 @@
-"""The worker process: torch, one warm model, one job at a time.
+"""The worker process: torch, one warm model, one job at a time on the device.
 
-Knows: the pipe to the supervisor and the pipelines package. Does not know: the job table, the queue, HTTP.
-Its main thread runs jobs; a second thread reads commands, so that a cancel, and the end of the supervisor,
-are known in the middle of a step.
+Knows: the link to the supervisor and the pipelines package. Does not know: the job table, the queue, HTTP.
+Each job has a thread: while one job denoises, the one before may still write its files, and the text of the
+next one is encoded.
 """
 
-import os
-import queue
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from configs.job import JobCancelledError, JobEvent, JobFailedError, JobFinished
+from configs.job import (
+    DeviceReleased,
+    JobCancelledError,
+    JobEvent,
+    JobFailedError,
+    JobFinished,
+    StageStarted,
+)
 from configs.model_preset import ModelPreset
 from configs.settings import Settings
 from server import logs
-from server.claims import Claim
 from server.job import JobError
 from server.lock import FolderLock
 from server.parent_death import die_with_parent, ignore_stop_signals
 from server.protocol import (
-    CancelJob,
+    DeviceBroken,
     JobFailed,
+    JobMessage,
     JobProgressed,
     JobStopped,
     ModelLoaded,
@@ -33,9 +37,7 @@ from server.protocol import (
     WorkerCommand,
     WorkerMessage,
 )
-
-# For a job to stop and its memory to be freed in order, once the supervisor is gone.
-EXIT_GRACE_SECONDS = 4.0
+from server.worker_link import SupervisorLink
 
 if TYPE_CHECKING:
     from pipelines import LoadedPipeline
@@ -58,58 +60,14 @@ def run_worker(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
     link = SupervisorLink(pipe)
     link.start()
     loaded = _load(start, link)
-    if loaded is None:
-        return
-    load_seconds = loaded.load_seconds
-    while job := link.next_job():
-        if not _run(loaded, job, link, load_seconds):
-            return
-        load_seconds = 0.0
-
-
-class SupervisorLink:
-    """The worker's end of the pipe. Jobs wait in a queue; a cancel is noted as it comes."""
-
-    def __init__(self, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
-        self._pipe = pipe
-        self._jobs: queue.Queue[RunJob | None] = queue.Queue()
-        self._cancelled: Claim | None = None
-        self._is_cut = False
-
-    def start(self) -> None:
-        """Start reading, in a thread that does not keep the process alive."""
-        threading.Thread(target=self._read, name="supervisor-link", daemon=True).start()
-
-    def send(self, message: WorkerMessage) -> None:
-        """Tell the supervisor; when it is gone nobody needs to know."""
-        with suppress(OSError):
-            self._pipe.send(message)
-
-    def next_job(self) -> RunJob | None:
-        """Wait for a job; None when there will be none."""
-        return self._jobs.get()
-
-    def is_cancelled(self, claim: Claim) -> bool:
-        """Whether this attempt is to stop, by request or because the supervisor is gone."""
-        return self._is_cut or self._cancelled == claim
-
-    def _read(self) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                command = self._pipe.recv()
-                if isinstance(command, CancelJob):
-                    self._cancelled = command.claim
-                elif isinstance(command, RunJob):
-                    self._jobs.put(command)
-        self._is_cut = True
-        self._jobs.put(None)
-        time.sleep(EXIT_GRACE_SECONDS)
-        os._exit(1)
+    if loaded is not None:
+        Worker(loaded, link, start.settings.preview_seconds).run()
 
 
 def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
     try:
         from pipelines import load_pipeline
+        from pipelines.device_memory import in_use_meter, total_bytes
 
         loaded = load_pipeline(start.preset, device=start.settings.device, dtype=start.settings.dtype)
     except JobFailedError as error:
@@ -120,29 +78,79 @@ def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
         link.send(ModelLoadFailed(f"{type(error).__name__}: {error}", retryable=False))
         return None
     dtype = str(loaded.dtype).removeprefix("torch.")
-    link.send(ModelLoaded(loaded.load_seconds, str(loaded.device), dtype))
+    link.report_memory(in_use_meter(loaded.device))
+    link.send(ModelLoaded(loaded.load_seconds, str(loaded.device), dtype, total_bytes(loaded.device)))
     return loaded
 
 
-def _run(loaded: "LoadedPipeline", job: RunJob, link: SupervisorLink, load_seconds: float) -> bool:
-    """Run one job and report how it ends. Returns whether the device can take another one.
+class Worker:
+    """Runs the jobs that come over the link, each in a thread."""
 
-    ``load_seconds`` is the model's load time where this job is the first to use it, else 0.
-    """
-    from pipelines import run_job
+    def __init__(self, loaded: "LoadedPipeline", link: SupervisorLink, preview_seconds: float) -> None:
+        self._loaded = loaded
+        self._link = link
+        self._preview_seconds = preview_seconds
+        self._released_at: float | None = None
+        self._log = logs.get_logger()
 
-    claim = job.claim
-    try:
-        for event in run_job(
-            loaded, job.parameters, job.paths, is_cancelled=lambda: link.is_cancelled(claim)
-        ):
-            link.send(JobProgressed(claim, _with_load(event, load_seconds)))
-    except JobCancelledError:
-        link.send(JobStopped(claim))
-    except JobFailedError as error:
-        link.send(JobFailed(claim, JobError(error.code, error.message, error.retryable)))
-        return error.code != "internal" or _device_works()
-    return True
+    def run(self) -> None:
+        """Returns when there will be no more jobs and those there were have ended."""
+        threads: list[threading.Thread] = []
+        load_seconds = self._loaded.load_seconds  # the first job waited for it
+        while job := self._link.next_job():
+            thread = threading.Thread(target=self._run, args=(job, load_seconds), name="job")
+            thread.start()
+            threads = [*(thread for thread in threads if thread.is_alive()), thread]
+            load_seconds = 0.0
+        for thread in threads:
+            thread.join()
+
+    def _run(self, job: RunJob, load_seconds: float) -> None:
+        """Run one job and report how it ends."""
+        ending = self._ending(job, load_seconds)
+        if isinstance(ending, JobFailed) and ending.error.code == "internal":
+            self._check_device(ending.error.message)
+        self._link.ended(job.claim)
+        self._link.send(ending)
+
+    def _ending(self, job: RunJob, load_seconds: float) -> JobMessage:
+        from pipelines import run_job
+
+        claim = job.claim
+        message: JobMessage = JobStopped(claim)
+        try:
+            for event in run_job(
+                self._loaded,
+                job.parameters,
+                job.paths,
+                is_cancelled=lambda: self._link.is_cancelled(claim),
+                preview_seconds=self._preview_seconds,
+            ):
+                self._note(job, event)
+                message = JobProgressed(claim, _with_load(event, load_seconds))
+                if not isinstance(event, JobFinished):
+                    self._link.send(message)
+        except JobCancelledError:
+            return JobStopped(claim)
+        except JobFailedError as error:
+            return JobFailed(claim, JobError(error.code, error.message, error.retryable))
+        except Exception as error:  # a job that nobody ends would be in progress for ever
+            self._log.exception("job_error", job=claim.job_id)
+            return JobFailed(claim, JobError("internal", f"{type(error).__name__}: {error}", retryable=True))
+        return message
+
+    def _note(self, job: RunJob, event: JobEvent) -> None:
+        match event:
+            case DeviceReleased():
+                self._released_at = time.monotonic()
+            case StageStarted("denoise") if self._released_at is not None:
+                seconds = time.monotonic() - self._released_at
+                self._log.info("device_idle", job=job.claim.job_id, seconds=round(seconds, 4))
+
+    def _check_device(self, reason: str) -> None:
+        if not _device_works():
+            self._link.send(DeviceBroken(reason))
+            self._link.no_more_jobs()
 
 
 def _with_load(event: JobEvent, seconds: float) -> JobEvent:

@@ -42,10 +42,13 @@ class WorkerReporter:
         return self._report.state
 
     def beat(self) -> None:
-        """Give a sign of life, if the last one is old enough."""
+        """Give a sign of life, if the last one is old enough; the memory in use goes with it."""
         if time.monotonic() >= self._beat_at:
-            self._table.beat(SLOT)
-            self._beat_at = time.monotonic() + HEARTBEAT_SECONDS
+            self._write(self._report)
+
+    def uses(self, memory_in_use_bytes: int | None) -> None:
+        """The worker lives; what it uses is written with the next sign of life."""
+        self._report = replace(self._report, memory_in_use_bytes=memory_in_use_bytes)
 
     def started(self, worker_pid: int | None) -> None:
         """A worker process was started. What went wrong before stays said until it is ready."""
@@ -63,6 +66,7 @@ class WorkerReporter:
                 device=message.device,
                 dtype=message.dtype,
                 load_seconds=message.seconds,
+                memory_total_bytes=message.memory_total_bytes,
             )
         )
 
@@ -73,7 +77,13 @@ class WorkerReporter:
     def died(self, cause: str) -> None:
         """The worker process is gone; another one will be started."""
         self._write(
-            replace(self._report, state="restarting", message=f"worker process {cause}", worker_pid=None)
+            replace(
+                self._report,
+                state="restarting",
+                message=f"worker process {cause}",
+                worker_pid=None,
+                memory_in_use_bytes=None,
+            )
         )
 
     def stopped(self) -> None:

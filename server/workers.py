@@ -66,11 +66,6 @@ class WorkerTable:
         with self._database.read() as connection:
             connection.execute(_SQL["report"], values | {"now": time.time()})
 
-    def beat(self, name: str) -> None:
-        """Give a sign of life."""
-        with self._database.read() as connection:
-            connection.execute(_SQL["beat"], {"name": name, "now": time.time()})
-
     def forget_all(self) -> None:
         """Drop what an earlier run left."""
         with self._database.read() as connection:

@@ -13,8 +13,5 @@ ON CONFLICT (name) DO UPDATE SET
     memory_total_bytes = excluded.memory_total_bytes, memory_in_use_bytes = excluded.memory_in_use_bytes,
     heartbeat_at = excluded.heartbeat_at;
 
--- name: beat
-UPDATE workers SET heartbeat_at = :now WHERE name = :name;
-
 -- name: all
 SELECT * FROM workers ORDER BY name;
