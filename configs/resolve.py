@@ -27,7 +27,7 @@ def _without_nul(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_without_nul)]
+WITHOUT_NUL = AfterValidator(_without_nul)
 
 
 class GenerationRequest(BaseModel):
@@ -35,8 +35,8 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
-    negative_prompt: Annotated[Text, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS), WITHOUT_NUL]
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS), WITHOUT_NUL] | None = None
     size: Annotated[str, AfterValidator(_checked_size)] | None = None
     seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = None
     num_frames: Annotated[int, Field(ge=1, le=100_000)] | None = None

@@ -26,8 +26,8 @@ from server.errors import (
 )
 from server.request_context import RequestContextMiddleware
 from server.routes import content, events, health, models, root, stats, videos
-from server.schemas import VideoRequest
 from server.services import Services
+from server.submission_body import UPLOAD_PATHS, submission_schemas
 from server.version import package_version
 
 ROUTERS = (root, health, videos, events, content, models, stats)
@@ -51,7 +51,12 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(sqlite3.OperationalError, answer_database_error)
     app.add_exception_handler(RequestValidationError, answer_query_error)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimitMiddleware, max_bytes=services.settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimitMiddleware,
+        max_bytes=services.settings.max_body_bytes,
+        max_upload_bytes=services.settings.max_upload_bytes,
+        upload_paths=UPLOAD_PATHS,
+    )
     app.add_middleware(AuthMiddleware, settings=services.settings)
     app.add_middleware(RequestContextMiddleware, metrics=services.http_metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -63,8 +68,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     services.feed.start()
     services.supervisor.start()
+    if services.deliveries is not None:
+        services.deliveries.start()
     yield
     services.feed.close()
+    if services.deliveries is not None:
+        await services.deliveries.close()
     services.supervisor.stop_now()
 
 
@@ -72,7 +81,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         # The route that reads this body itself (two content types) does not tell FastAPI about it.
-        schema = VideoRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-        document["components"]["schemas"] |= schema.pop("$defs", {}) | {"VideoRequest": schema}
+        document["components"]["schemas"] |= submission_schemas()
         app.openapi_schema = document
     return app.openapi_schema

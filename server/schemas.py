@@ -21,11 +21,11 @@ from configs.job import (
 )
 from configs.manifest import Manifest
 from configs.model_preset import GenerationDefaults, GenerationLimits
-from configs.resolve import GenerationRequest, Text
+from configs.resolve import WITHOUT_NUL, GenerationRequest
 from server.job import JOB_ID_PATTERN, JobStatus
 
-MetadataKey = Annotated[Text, Field(min_length=1, max_length=64)]
-MetadataValue = Annotated[Text, Field(max_length=512)]
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64), WITHOUT_NUL]
+MetadataValue = Annotated[str, Field(max_length=512), WITHOUT_NUL]
 
 
 def _number(value: Any) -> Any:

@@ -17,17 +17,23 @@ from server.database import Database
 from server.feed import ChangeFeed
 from server.files import DataFolder
 from server.http_metrics import HttpMetrics
-from server.jobs import JobTable
+from server.jobs import JobTable, QueueLimits
 from server.metrics import JobCollector
 from server.present import Presenter
 from server.snapshots import Snapshots
 from server.supervisor_handle import SupervisorHandle
+from server.webhook_table import WebhookTable
+from server.webhooks.deliveries import Deliveries
+from server.webhooks.destination import DestinationRules
+from server.webhooks.sending import Sender
+from server.webhooks.signing import Signer
 from server.workers import Worker, WorkerTable
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The API process in parts. ``attention`` is what a request starts from."""
+    """The API process in parts. ``attention`` is what a request starts from; ``deliveries`` is
+    None on a server that sends no webhooks."""
 
     settings: Settings
     preset: ModelPreset
@@ -42,6 +48,7 @@ class Services:
     snapshots: Snapshots
     registry: CollectorRegistry
     http_metrics: HttpMetrics
+    deliveries: Deliveries | None
     started_at: float = field(default_factory=time.time)
 
     def worker(self) -> Worker | None:
@@ -58,7 +65,8 @@ def build_services(
 ) -> Services:
     """Put the parts together. Nothing is started."""
     database = Database(files.database)
-    jobs = JobTable(database)
+    limits = QueueLimits(settings.max_queued_jobs, settings.max_jobs_per_key)
+    jobs = JobTable(database, limits, settings.retention_seconds)
     presenter = Presenter(jobs, preset.name)
     feed = ChangeFeed(database)
     registry = CollectorRegistry()
@@ -77,7 +85,17 @@ def build_services(
         snapshots=Snapshots(jobs, presenter, feed),
         registry=registry,
         http_metrics=HttpMetrics(registry),
+        deliveries=_deliveries(settings, database, jobs, presenter, feed),
     )
+
+
+def _deliveries(
+    settings: Settings, database: Database, jobs: JobTable, presenter: Presenter, feed: ChangeFeed
+) -> Deliveries | None:
+    if settings.webhook_secret is None:
+        return None
+    sender = Sender(DestinationRules.of(settings))
+    return Deliveries(WebhookTable(database), jobs, presenter, feed, sender, Signer(settings.webhook_secret))
 
 
 def _services_of(request: Request) -> Services:

@@ -5,12 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from server.bodies import read_body
+from server.auth import OwnerParam
 from server.errors import ApiError
+from server.intake import read_submission
 from server.job import Job
-from server.schemas import ListQuery, Video, VideoDeleted, VideoList, VideoRequest
+from server.schemas import ListQuery, Video, VideoDeleted, VideoList
 from server.services import Services, ServicesParam
 from server.submission import submit
+from server.submission_body import SUBMISSION_BODY
 
 router = APIRouter(tags=["videos"])
 
@@ -18,23 +20,12 @@ POLL_AFTER_UNKNOWN_MS = 1000
 POLL_AFTER_MIN_MS, POLL_AFTER_MAX_MS = 200, 10_000
 
 
-@router.post(
-    "/v1/videos",
-    status_code=202,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                kind: {"schema": {"$ref": "#/components/schemas/VideoRequest"}}
-                for kind in ("application/json", "multipart/form-data")
-            },
-        }
-    },
-)
+@router.post("/v1/videos", status_code=202, openapi_extra=SUBMISSION_BODY)
 async def create_video(
     request: Request,
     response: Response,
     services: ServicesParam,
+    owner: OwnerParam,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Video:
     """Submit a job. It is on disk before the answer is sent.
@@ -42,8 +33,8 @@ async def create_video(
     The same request with the same Idempotency-Key is answered with the same job, and 200.
     """
     try:
-        body = await read_body(request, VideoRequest)
-        submission = await run_in_threadpool(submit, services, body, idempotency_key)
+        body = await read_submission(request, services)
+        submission = await run_in_threadpool(submit, services, body, idempotency_key, owner)
     except ApiError as error:
         services.http_metrics.reject(error.code)
         raise
@@ -53,10 +44,12 @@ async def create_video(
 
 
 @router.get("/v1/videos")
-def list_videos(query: Annotated[ListQuery, Query()], services: ServicesParam) -> VideoList:
+def list_videos(
+    query: Annotated[ListQuery, Query()], services: ServicesParam, owner: OwnerParam
+) -> VideoList:
     """One page of jobs, newest first unless asked otherwise."""
     found = services.jobs.page(
-        after=query.after, limit=query.limit + 1, order=query.order, status=query.status
+        owner, after=query.after, limit=query.limit + 1, order=query.order, status=query.status
     )
     page = services.presenter.videos(found[: query.limit])
     return VideoList(
@@ -68,22 +61,22 @@ def list_videos(query: Annotated[ListQuery, Query()], services: ServicesParam) -
 
 
 @router.get("/v1/videos/{video_id}")
-async def get_video(video_id: str, response: Response, services: ServicesParam) -> Video:
+async def get_video(video_id: str, response: Response, services: ServicesParam, owner: OwnerParam) -> Video:
     """One job. A failed job is a normal answer."""
     # Asked for most of all: a look-up never waits for a writer, and a thread would cost more than it does.
-    job = services.jobs.get(video_id)
+    job = services.jobs.get(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
     return _present(services, job, response)
 
 
 @router.post("/v1/videos/{video_id}/cancel")
-def cancel_video(video_id: str, response: Response, services: ServicesParam) -> Video:
+def cancel_video(video_id: str, response: Response, services: ServicesParam, owner: OwnerParam) -> Video:
     """Cancel a job: a queued one at once, a running one within a step (202 until then).
 
     A job that has ended stays as it is, so the call may be repeated.
     """
-    job = services.jobs.cancel(video_id)
+    job = services.jobs.cancel(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
     services.supervisor.wake()
@@ -92,9 +85,9 @@ def cancel_video(video_id: str, response: Response, services: ServicesParam) -> 
 
 
 @router.delete("/v1/videos/{video_id}")
-def delete_video(video_id: str, services: ServicesParam) -> VideoDeleted:
+def delete_video(video_id: str, services: ServicesParam, owner: OwnerParam) -> VideoDeleted:
     """Delete a job and its file; a running one is stopped."""
-    if services.jobs.delete(video_id) is None:
+    if services.jobs.delete(video_id, owner) is None:
         raise ApiError.video_not_found(video_id)
     services.files.remove(video_id)
     services.supervisor.wake()

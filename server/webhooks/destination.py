@@ -38,7 +38,11 @@ class DestinationError(ValueError):
 
 
 class UnknownHostError(DestinationError):
-    """The name has no address now."""
+    """The name has no address now. ``is_temporary``: or its name server did not say."""
+
+    def __init__(self, message: str, *, is_temporary: bool) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,9 @@ async def _look_up(host: str) -> list[str]:
         entries = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UnknownHostError(f"host {_short(host)} has no address: {reason}") from error
+        temporary = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+        message = f"host {_short(host)} has no address: {reason}"
+        raise UnknownHostError(message, is_temporary=temporary) from error
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 

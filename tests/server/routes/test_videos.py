@@ -56,8 +56,17 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"a": 1}}, "metadata.a", "string"),
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "512"),
     ({"metadata": {f"k{i}": "" for i in range(17)}}, "metadata", "16"),
-    ({"input_reference": "x"}, "input_reference", "unknown"),
-    ({"webhook_url": "http://localhost"}, "webhook_url", "unknown"),
+    ({"prompt": "a\0b"}, "prompt", "U+0000"),
+    ({"negative_prompt": "\0"}, "negative_prompt", "U+0000"),
+    ({"metadata": {"a": "\0"}}, "metadata.a", "U+0000"),
+    ({"metadata": {"\0": "a"}}, "metadata.\0", "U+0000"),
+    ({"priority": 101}, "priority", "100"),
+    ({"priority": "1"}, "priority", "integer"),
+    ({"deadline_seconds": 0}, "deadline_seconds", "greater than 0"),
+    ({"checkpoint_every": -1}, "checkpoint_every", "0"),
+    ({"input_reference": "x"}, "input_reference", "data:image"),
+    ({"webhook_url": "https://example.com/"}, "webhook_url", "REELWRIGHT_WEBHOOK_SECRET"),
+    ({"manifest": 1}, "prompt", "leave it out"),
 ]
 
 
@@ -367,7 +376,7 @@ def test_a_deleted_video_takes_its_file_along(server: RunningServer, client: htt
     job_id = server.submit()["id"]
     server.wait_for_job(job_id)
     folder = server.data_dir / "videos" / job_id
-    assert [path.name for path in folder.iterdir()] == ["1.mp4"]
+    assert {path.name for path in folder.iterdir()} == {"1.mp4", "1.thumbnail.jpg", "1.spritesheet.jpg"}
     assert client.delete(f"/v1/videos/{job_id}").status_code == 200
     assert not folder.exists()
 
