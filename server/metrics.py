@@ -41,7 +41,7 @@ class JobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every metric that the database knows."""
         yield from self._queue()
-        yield self._worker_up()
+        yield from self._worker()
         yield self._build_info()
         yield from self._counters_and_gauges()
         yield from self._histograms()
@@ -57,14 +57,22 @@ class JobCollector(Collector):
         for model, found in sorted(counts.items()):
             queued.add_metric([model], found.queued)
             running.add_metric([model], found.running)
-            oldest.add_metric([model], now - found.oldest_created_at if found.oldest_created_at else 0.0)
+            age = now - found.oldest_created_at if found.oldest_created_at else 0.0
+            oldest.add_metric([model], max(0.0, age))  # a clock that was set back makes nothing younger
         yield from (queued, running, oldest)
 
-    def _worker_up(self) -> Metric:
-        family = GaugeMetricFamily(f"{PREFIX}worker_up", "1 if the worker takes jobs.", labels=["model"])
+    def _worker(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(f"{PREFIX}worker_up", "1 if the worker takes jobs.", labels=["model"])
+        memory = GaugeMetricFamily(
+            f"{PREFIX}memory_in_use_bytes",
+            "Memory in use on the device; of the worker process on a CPU.",
+            labels=["device"],
+        )
         for worker in self._workers.all():
-            family.add_metric([worker.model], float(worker.is_ready))
-        return family
+            up.add_metric([worker.model], float(worker.is_ready))
+            if worker.device is not None and worker.memory_in_use_bytes is not None:
+                memory.add_metric([worker.device], worker.memory_in_use_bytes)
+        yield from (up, memory)
 
     def _build_info(self) -> Metric:
         family = GaugeMetricFamily(f"{PREFIX}build_info", "Always 1.", labels=["version", "python"])

@@ -47,7 +47,7 @@ def _model_stats(services: Services, model: str, counts: QueueCounts) -> ModelSt
         worker=_worker_stats(services) if model == services.preset.name else None,
         queued=counts.queued,
         running=counts.running,
-        oldest_queued_age_seconds=time.time() - oldest if oldest else None,
+        oldest_queued_age_seconds=max(0.0, time.time() - oldest) if oldest else None,
         completed_jobs_seen=len(results),
         last_step_seconds=newest[0].last_step_seconds if newest else None,
         median_step_seconds=median(steps) if steps else None,
@@ -71,7 +71,7 @@ def _worker_stats(services: Services) -> WorkerStats | None:
         load_seconds=worker.load_seconds,
         supervisor_pid=worker.supervisor_pid,
         worker_pid=worker.worker_pid,
-        heartbeat_age_seconds=round(time.time() - worker.heartbeat_at, 3),
+        heartbeat_age_seconds=round(max(0.0, time.time() - worker.heartbeat_at), 3),
     )
 
 

@@ -22,10 +22,25 @@ def parameters(model: str = "tiny-wan", steps: int = 4) -> JobParameters:
     )
 
 
-def new_job(model: str = "tiny-wan", steps: int = 4) -> NewJob:
+def new_job(
+    model: str = "tiny-wan",
+    steps: int = 4,
+    *,
+    owner: str | None = None,
+    priority: int = 0,
+    key: str | None = None,
+    webhook_url: str | None = None,
+) -> NewJob:
     """A submission of that clip."""
     return NewJob(
-        parameters(model, steps), attention_asked=None, metadata={"owner": "test"}, request_sha256="f" * 64
+        parameters(model, steps),
+        attention_asked=None,
+        metadata={"owner": "test"},
+        request_sha256="f" * 64,
+        idempotency_key=key,
+        owner=owner,
+        priority=priority,
+        webhook_url=webhook_url,
     )
 
 

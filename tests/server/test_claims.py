@@ -1,6 +1,7 @@
 """Claims: one winner, fenced writes, and what becomes of a job whose worker died."""
 
 import multiprocessing
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from server.database import Database
 from server.job import Job, JobError
 from server.jobs import JobTable
 from server.observations import read_samples
+from server.webhook_table import WebhookTable
 from tests.server.samples import new_job, result
 from tests.server.test_jobs import claim_of
 
@@ -20,6 +22,8 @@ WRITES: list[Callable[[ClaimTable, Claim], object]] = [
     lambda claims, claim: claims.enter_stage(claim, "denoise", 2),
     lambda claims, claim: claims.finish_stage(claim, "denoise", 1.0),
     lambda claims, claim: claims.finish_step(claim, 1, 0.5, 10),
+    lambda claims, claim: claims.set_checkpoint(claim, 1),
+    lambda claims, claim: claims.set_preview(claim, 1),
     lambda claims, claim: claims.complete(claim, result()),
     lambda claims, claim: claims.fail(claim, JobError("internal", "no", False)),
     lambda claims, claim: claims.finish_cancel(claim),
@@ -183,3 +187,147 @@ def the(jobs: JobTable, claim: Claim) -> Job:
     job = jobs.get(claim.job_id)
     assert job is not None
     return job
+
+
+def test_the_highest_priority_is_claimed_first_and_the_oldest_among_equals(
+    jobs: JobTable, claims: ClaimTable
+) -> None:
+    low, first, second, high = (
+        jobs.submit(new_job(priority=priority)).job.id for priority in (-1, 0, 0, 100)
+    )
+    order = []
+    while ahead := claims.peek("tiny-wan"):
+        assert ahead.status == "queued"
+        claimed = claim_of(claims.claim("tiny-wan"))
+        assert claimed.job_id == ahead.id
+        order.append(claimed.job_id)
+    assert order == [high, first, second, low]
+    assert claims.claim("tiny-wan") is None
+
+
+def test_a_requeued_job_keeps_its_checkpoint_and_nothing_else(jobs: JobTable, claims: ClaimTable) -> None:
+    jobs.submit(new_job())
+    first = claim_of(claims.claim("tiny-wan"))
+    for step in (1, 2, 3):
+        claims.finish_step(first, step, 0.5, 10 * step)
+    claims.set_checkpoint(first, 2)
+    claims.set_preview(first, 3)
+    running = the(jobs, first)
+    assert (running.checkpoint_step, running.preview_step, running.steps_run) == (2, 3, 3)
+    claims.lose(first, "killed")
+    queued = the(jobs, first)
+    assert (queued.checkpoint_step, queued.preview_step, queued.step, queued.steps_run) == (2, 0, 0, 0)
+    second = claim_of(claims.claim("tiny-wan"))
+    assert claims.finish_step(second, 3, 0.5, 30).checkpoint_step == 2
+    assert claims.finish_step(second, 4, 0.5, 40).steps_run == 2
+    claims.complete(second, result())
+    assert the(jobs, first).checkpoint_step == 0
+
+
+def test_steps_that_run_again_show_that_the_checkpoint_was_of_no_use(
+    jobs: JobTable, claims: ClaimTable
+) -> None:
+    jobs.submit(new_job())
+    first = claim_of(claims.claim("tiny-wan"))
+    claims.finish_step(first, 2, 0.5, 10)
+    claims.set_checkpoint(first, 2)
+    claims.requeue(first)
+    second = claim_of(claims.claim("tiny-wan"))
+    assert claims.finish_step(second, 1, 0.5, 10).checkpoint_step == 0
+
+
+def test_a_resumed_job_is_measured_by_the_steps_it_ran(jobs: JobTable, claims: ClaimTable) -> None:
+    jobs.submit(new_job())
+    first = claim_of(claims.claim("tiny-wan"))
+    claims.set_checkpoint(first, 2)
+    claims.requeue(first)
+    second = claim_of(claims.claim("tiny-wan"))
+    for step in (3, 4):
+        claims.finish_step(second, step, 0.5, 10)
+    claims.complete(second, result())
+    (shape,) = jobs.measured_shapes("tiny-wan")
+    assert (shape.step_seconds, shape.other_seconds) == (0.5, 3.0 - 2 * 0.5)
+
+
+def test_a_job_resumed_after_its_last_step_is_no_measure(jobs: JobTable, claims: ClaimTable) -> None:
+    jobs.submit(new_job())
+    claims.complete(claim_of(claims.claim("tiny-wan")), result())
+    assert jobs.measured_shapes("tiny-wan") == []
+
+
+@pytest.mark.parametrize("jump_seconds", [-7200.0, 7200.0])
+def test_a_clock_jump_spoils_no_measurement(
+    jump_seconds: float,
+    jobs: JobTable,
+    claims: ClaimTable,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs.submit(new_job())
+    claim = claim_of(claims.claim("tiny-wan"))
+    claims.finish_step(claim, 1, 0.5, 10)
+    clock = time.time
+    monkeypatch.setattr("time.time", lambda: clock() + jump_seconds)
+    claims.complete(claim, result())
+    (shape,) = jobs.measured_shapes("tiny-wan")
+    assert (shape.step_seconds, shape.other_seconds) == (0.5, 2.5)
+    assert read_samples(database, observations.REALTIME) == {("tiny-wan",): 9 / 8 / 3.0}
+    (duration,) = read_samples(database, observations.JOB_DURATION).values()
+    assert duration >= 0.0
+
+
+ENDS: list[Callable[[JobTable, ClaimTable], object]] = [
+    lambda jobs, claims: claims.complete(claim_of(claims.claim("tiny-wan")), result()),
+    lambda jobs, claims: claims.fail(claim_of(claims.claim("tiny-wan")), JobError("internal", "no", False)),
+    lambda jobs, claims: jobs.cancel(jobs.page(after=None, limit=1, order="asc", status=None)[0].id),
+    lambda jobs, claims: cancel_running(jobs, claim_of(claims.claim("tiny-wan")), claims),
+    lambda jobs, claims: lose_twice(claims),
+]
+
+
+def cancel_running(jobs: JobTable, claim: Claim, claims: ClaimTable) -> None:
+    """Ask for the cancel of a running job, and stop it."""
+    jobs.cancel(claim.job_id)
+    claims.finish_cancel(claim)
+
+
+def lose_twice(claims: ClaimTable) -> None:
+    """The worker dies with the job until the job fails."""
+    for _ in range(MAX_LOSSES):
+        claims.lose(claim_of(claims.claim("tiny-wan")), "killed")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_end_sets_the_expiry_and_leaves_one_webhook(
+    end: Callable[[JobTable, ClaimTable], object], database: Database
+) -> None:
+    jobs, claims = JobTable(database, retention_seconds=60.0), ClaimTable(database, retention_seconds=60.0)
+    submitted = jobs.submit(new_job(webhook_url="https://example.com/hook")).job
+    assert submitted.expires_at is None
+    end(jobs, claims)
+    ended = jobs.get(submitted.id)
+    assert ended is not None
+    assert ended.completed_at is not None
+    assert ended.expires_at == ended.completed_at + 60.0
+    (webhook,) = WebhookTable(database).due(time.time())
+    assert (webhook.job_id, webhook.url) == (ended.id, "https://example.com/hook")
+    assert (webhook.event, webhook.created_at) == (f"video.{ended.status}", ended.completed_at)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_without_retention_and_webhook_an_end_sets_neither(
+    end: Callable[[JobTable, ClaimTable], object], jobs: JobTable, claims: ClaimTable, database: Database
+) -> None:
+    job_id = jobs.submit(new_job()).job.id
+    end(jobs, claims)
+    ended = jobs.get(job_id)
+    assert ended is not None
+    assert ended.is_final
+    assert ended.expires_at is None
+    assert WebhookTable(database).due(time.time() + 1e6) == []
+
+
+def test_a_requeued_job_leaves_no_webhook(jobs: JobTable, claims: ClaimTable, database: Database) -> None:
+    jobs.submit(new_job(webhook_url="https://example.com/hook"))
+    claims.requeue(claim_of(claims.claim("tiny-wan")))
+    assert WebhookTable(database).due(time.time()) == []

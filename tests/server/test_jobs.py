@@ -1,12 +1,24 @@
 """The job table as the HTTP side sees it."""
 
 import dataclasses
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from server.claims import Claim, ClaimTable
-from server.job import Job, new_job_id
-from server.jobs import IdempotencyConflictError, JobTable, QueueCounts, QueuePlace
+from server.database import Database
+from server.job import JOB_ID_PATTERN, Job, new_job_id
+from server.jobs import (
+    IdempotencyConflictError,
+    JobTable,
+    QueueCounts,
+    QueueFullError,
+    QueueLimits,
+    QueuePlace,
+    QuotaExceededError,
+)
 from tests.server.samples import new_job, parameters, result
 
 
@@ -155,3 +167,166 @@ def test_a_row_survives_in_the_file(jobs: JobTable, claims: ClaimTable) -> None:
     assert completed.result == result()
     assert completed.progress == 100
     assert completed.is_final
+
+
+ALICE, BOB = "a" * 64, "b" * 64
+
+
+def ids_of(jobs: JobTable, owner: str | None) -> list[str]:
+    """What the owner's list shows."""
+    return [job.id for job in jobs.page(owner, after=None, limit=9, order="asc", status=None)]
+
+
+@pytest.mark.parametrize("stranger", [BOB, None, "", ALICE.upper()])
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_job_is_its_owners_alone(jobs: JobTable, stranger: str | None, is_final: bool) -> None:
+    job = jobs.submit(new_job(owner=ALICE)).job
+    if is_final:
+        jobs.cancel(job.id, ALICE)
+    before = jobs.get(job.id, ALICE)
+    assert before is not None
+    assert jobs.get(job.id, stranger) is None
+    assert jobs.cancel(job.id, stranger) is None
+    assert jobs.delete(job.id, stranger) is None
+    assert ids_of(jobs, stranger) == []
+    assert jobs.get(job.id, ALICE) == jobs.find(job.id) == before
+    assert ids_of(jobs, ALICE) == [job.id]
+    assert jobs.delete(job.id, ALICE) == before
+
+
+def test_a_job_submitted_without_a_key_is_no_keys(jobs: JobTable) -> None:
+    job = jobs.submit(new_job()).job
+    assert jobs.get(job.id, ALICE) is None
+    assert ids_of(jobs, ALICE) == []
+    assert jobs.get(job.id, None) == job
+
+
+def test_idempotency_keys_are_each_owners_own(jobs: JobTable) -> None:
+    owners = (ALICE, BOB, None)
+    submissions = {owner: jobs.submit(new_job(owner=owner, key="k")) for owner in owners}
+    assert all(submission.is_new for submission in submissions.values())
+    for owner in owners:
+        again = jobs.submit(new_job(owner=owner, key="k"))
+        assert (again.job, again.is_new) == (submissions[owner].job, False)
+    # A key that spells another owner's stored key finds nothing of theirs.
+    assert jobs.submit(new_job(key=f"{ALICE}:k")).is_new
+
+
+def test_priority_decides_the_place_in_the_queue(jobs: JobTable, claims: ClaimTable) -> None:
+    complete_one(jobs, claims)
+    low, first, second, high = (jobs.submit(new_job(priority=priority)).job.id for priority in (-5, 0, 0, 5))
+    queue = jobs.queue("tiny-wan")
+    assert [queue[job_id].position for job_id in (high, first, second, low)] == [1, 2, 3, 4]
+    assert [queue[job_id].seconds for job_id in (high, first, second, low)] == [3.0, 6.0, 9.0, 12.0]
+
+
+def test_saved_steps_shorten_the_wait(jobs: JobTable, claims: ClaimTable) -> None:
+    complete_one(jobs, claims)
+    jobs.submit(new_job())
+    claim = claim_of(claims.claim("tiny-wan"))
+    claims.set_checkpoint(claim, 3)
+    claims.requeue(claim)
+    assert jobs.queue("tiny-wan")[claim.job_id] == QueuePlace(1, 1 * 0.5 + 1.0)
+
+
+def test_a_full_queue_takes_no_job_but_answers_a_repeated_one(database: Database, claims: ClaimTable) -> None:
+    jobs = JobTable(database, QueueLimits(max_queued=2))
+    first = jobs.submit(new_job(key="once")).job
+    jobs.submit(new_job())
+    with pytest.raises(QueueFullError) as caught:
+        jobs.submit(new_job(priority=100))
+    assert caught.value.limit == 2
+    assert jobs.submit(new_job(key="once")).job == first
+    with pytest.raises(IdempotencyConflictError):
+        jobs.submit(dataclasses.replace(new_job(key="once"), request_sha256="0" * 64))
+    assert jobs.submit(new_job("other-model")).is_new
+    claims.claim("tiny-wan")
+    assert jobs.submit(new_job()).is_new
+    with pytest.raises(QueueFullError):
+        jobs.submit(new_job())
+
+
+def test_a_quota_counts_the_owners_unfinished_jobs(database: Database, claims: ClaimTable) -> None:
+    jobs = JobTable(database, QueueLimits(max_of_owner=2))
+    jobs.submit(new_job(owner=ALICE, key="once"))
+    second = jobs.submit(new_job("other-model", owner=ALICE)).job
+    claims.claim("tiny-wan")
+    with pytest.raises(QuotaExceededError) as caught:
+        jobs.submit(new_job(owner=ALICE))
+    assert caught.value.limit == 2
+    assert not jobs.submit(new_job(owner=ALICE, key="once")).is_new
+    assert [job.id for job in jobs.unfinished(ALICE)] == ids_of(jobs, ALICE)
+    for owner in (BOB, None, None, None):
+        jobs.submit(new_job(owner=owner))
+    jobs.cancel(second.id, ALICE)
+    assert jobs.submit(new_job(owner=ALICE)).is_new
+
+
+def test_threads_that_submit_at_once_never_pass_a_limit(database: Database) -> None:
+    jobs = JobTable(database, QueueLimits(max_queued=10, max_of_owner=6))
+
+    def submit(number: int) -> type[Exception] | None:
+        try:
+            jobs.submit(new_job(owner=(ALICE, BOB)[number % 2]))
+        except (QueueFullError, QuotaExceededError) as error:
+            return type(error)
+        return None
+
+    with ThreadPoolExecutor(8) as threads:
+        refusals = list(threads.map(submit, range(40)))
+    assert refusals.count(None) == jobs.counts()["tiny-wan"].queued == 10
+    assert max(len(jobs.unfinished(owner)) for owner in (ALICE, BOB)) <= 6
+    assert {QueueFullError, QuotaExceededError} >= set(refusals) - {None} > set()
+
+
+def test_threads_that_repeat_one_request_make_one_job(database: Database) -> None:
+    jobs = JobTable(database, QueueLimits(max_queued=1))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: jobs.submit(new_job(key="once")), range(16)))
+    assert len({submission.job.id for submission in found}) == 1
+    assert [submission.is_new for submission in found].count(True) == 1
+
+
+def test_an_expired_job_is_gone_before_it_is_swept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobTable(database, retention_seconds=100)
+    waiting = jobs.submit(new_job()).job.id
+    ended = jobs.submit(new_job(key="once")).job.id
+    jobs.cancel(ended)
+    assert ids_of(jobs, None) == [waiting, ended]
+    later = time.time() + 101
+    assert (jobs.expired(later - 2), jobs.expired(later)) == ([], [ended])
+    monkeypatch.setattr("time.time", lambda: later)
+    assert jobs.get(ended) is jobs.find(ended) is jobs.cancel(ended) is jobs.delete(ended) is None
+    assert ids_of(jobs, None) == [waiting]
+    assert jobs.page(after=None, limit=9, order="desc", status="cancelled") == []
+    again = jobs.submit(new_job(key="once"))
+    assert again.is_new
+    assert jobs.delete_expired(later) == [ended]
+    assert jobs.delete_expired(later) == jobs.expired(later) == []
+    assert ids_of(jobs, None) == [waiting, again.job.id]
+
+
+def test_a_clock_that_is_set_back_keeps_the_order_and_the_jobs(
+    jobs: JobTable, claims: ClaimTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = [jobs.submit(new_job()).job.id]
+    now, now_ns = time.time(), time.time_ns()
+    monkeypatch.setattr("time.time", lambda: now - 7200)
+    monkeypatch.setattr("time.time_ns", lambda: now_ns - 7200 * 10**9)
+    submitted += [jobs.submit(new_job()).job.id for _ in range(3)]
+    assert submitted == sorted(set(submitted)) == ids_of(jobs, None)
+    job = claims.claim("tiny-wan")
+    assert job is not None
+    assert job.id == submitted[0]
+    claims.complete(Claim(job.id, job.attempt), result())
+    assert claim_of(claims.claim("tiny-wan")).job_id == submitted[1]
+
+
+def test_ids_cannot_be_guessed_from_one_another() -> None:
+    ids = {new_job_id() for _ in range(100)}
+    assert len({job_id[-16:] for job_id in ids}) == 100
+    assert all(re.fullmatch(JOB_ID_PATTERN, job_id) for job_id in ids)
+    newest = f"video_{'f' * 15}e{'0' * 16}"
+    assert new_job_id(newest).startswith(f"video_{'f' * 16}")

@@ -1,0 +1,83 @@
+"""Undelivered webhooks: due when they should be, settled once, gone with their job."""
+
+import time
+
+import pytest
+
+from server import observations
+from server.claims import ClaimTable
+from server.database import Database
+from server.jobs import JobTable
+from server.observations import read_samples
+from server.webhook_table import Webhook, WebhookTable
+from tests.server.samples import new_job, result
+from tests.server.test_jobs import claim_of
+
+URL = "https://example.com/hook"
+
+
+@pytest.fixture
+def table(database: Database) -> WebhookTable:
+    """The webhooks of that database."""
+    return WebhookTable(database)
+
+
+@pytest.fixture
+def webhook(jobs: JobTable, claims: ClaimTable, table: WebhookTable) -> Webhook:
+    """That of a job which has just completed."""
+    jobs.submit(new_job(webhook_url=URL))
+    claims.complete(claim_of(claims.claim("tiny-wan")), result())
+    (webhook,) = table.due(time.time())
+    assert webhook.id.startswith("msg_")
+    assert webhook.tries == 0
+    return webhook
+
+
+def test_a_delivered_webhook_is_gone_and_counted_once(
+    table: WebhookTable, webhook: Webhook, database: Database
+) -> None:
+    assert table.delivered(webhook.id)
+    assert not table.delivered(webhook.id)
+    assert table.due(time.time() + 1e6) == []
+    assert read_samples(database, observations.WEBHOOKS_TOTAL) == {("delivered",): 1.0}
+
+
+def test_a_failed_webhook_waits_for_its_next_try(
+    table: WebhookTable, webhook: Webhook, database: Database
+) -> None:
+    now = time.time()
+    assert table.failed(webhook.id, now + 60)
+    assert table.due(now + 59) == []
+    (again,) = table.due(now + 60)
+    assert (again.id, again.tries, again.created_at) == (webhook.id, 1, webhook.created_at)
+    assert table.give_up(webhook.id)
+    assert not table.failed(webhook.id, now)
+    assert read_samples(database, observations.WEBHOOKS_TOTAL) == {("failed",): 1.0, ("given_up",): 1.0}
+
+
+def test_a_clock_that_is_set_back_makes_it_due_once(
+    table: WebhookTable, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.failed(webhook.id, time.time() + 3600)
+    earlier = time.time() - 86_400
+    monkeypatch.setattr("time.time", lambda: earlier)
+    assert [row.id for row in table.due(earlier)] == [webhook.id]
+    table.failed(webhook.id, earlier + 3600)
+    assert table.due(earlier) == []
+    assert [row.id for row in table.due(earlier + 3600)] == [webhook.id]
+
+
+def test_deleting_a_job_drops_its_webhook(jobs: JobTable, table: WebhookTable, webhook: Webhook) -> None:
+    jobs.cancel(jobs.submit(new_job(webhook_url=URL)).job.id)
+    jobs.delete(webhook.job_id)
+    (kept,) = table.due(time.time())
+    assert kept.event == "video.cancelled"
+
+
+def test_an_expired_job_takes_its_webhook_along(database: Database, table: WebhookTable) -> None:
+    jobs = JobTable(database, retention_seconds=60)
+    jobs.cancel(jobs.submit(new_job(webhook_url=URL)).job.id)
+    assert jobs.delete_expired(time.time()) == []
+    assert len(table.due(time.time())) == 1
+    assert len(jobs.delete_expired(time.time() + 61)) == 1
+    assert table.due(time.time() + 1e6) == []
