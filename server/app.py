@@ -25,12 +25,12 @@ from server.errors import (
     answer_query_error,
 )
 from server.request_context import RequestContextMiddleware
-from server.routes import content, events, health, models, root, stats, videos
+from server.routes import content, estimate, events, health, manifest, models, root, stats, videos
 from server.services import Services
 from server.submission_body import UPLOAD_PATHS, submission_schemas
 from server.version import package_version
 
-ROUTERS = (root, health, videos, events, content, models, stats)
+ROUTERS = (root, health, videos, estimate, events, content, manifest, models, stats)
 
 
 def create_app(services: Services) -> FastAPI:

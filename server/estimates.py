@@ -78,6 +78,15 @@ def eta_seconds(jobs: JobTable, job: Job, place: QueuePlace | None, running: Ite
     return place.seconds + sum(known) if len(known) == len(before) else None
 
 
+def seconds_until_start(jobs: JobTable, model: str, place: QueuePlace) -> float | None:
+    """Seconds until a job that is not queued yet would start: all that is before it, and what runs now."""
+    running = [remaining_seconds(jobs, job) for job in jobs.running() if job.model == model]
+    known = [seconds for seconds in running if seconds is not None]
+    if place.seconds is None or len(known) < len(running):
+        return None
+    return place.seconds + sum(known)
+
+
 def retry_after_full_queue(jobs: JobTable, model: str) -> int:
     """Whole seconds until a running job of the model is likely to end: then one leaves the queue."""
     return _whole_seconds(remaining_seconds(jobs, job) for job in jobs.running() if job.model == model)

@@ -179,6 +179,12 @@ class JobTable:
             for row in rows
         }
 
+    def place_of_next(self, model: str, priority: int) -> QueuePlace:
+        """The place that a new job would get; ``seconds`` until its start from an idle worker, if known."""
+        with self._database.read() as connection:
+            row = connection.execute(_SQL["ahead"], {"model": model, "priority": priority}).fetchone()
+        return QueuePlace(row["count"] + 1, row["seconds"] if row["measured"] == row["count"] else None)
+
     def running(self) -> list[Job]:
         """Jobs in progress."""
         with self._database.read() as connection:

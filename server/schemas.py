@@ -226,6 +226,56 @@ class VideoProgress(BaseModel):
     preview_step: int
 
 
+class VideoPreview(BaseModel):
+    """Data of a ``preview`` event: a small JPEG of what the latents show after a step."""
+
+    id: str
+    step: int
+    data_url: str
+
+
+class CutWords(BaseModel):
+    """Words that the text encoder would not see; null: the model's tokenizer is not on this machine."""
+
+    prompt: list[str] | None
+    negative_prompt: list[str] | None
+
+
+class VideoEstimate(BaseModel):
+    """What a submission would become, and what it would take. Nothing is queued.
+
+    ``density`` is that of a sparse attention call; ``mean_density`` is over all calls, dense ones included.
+    """
+
+    object: Literal["video.estimate"] = "video.estimate"
+    model: str
+    size: str
+    num_frames: int
+    fps: int
+    seconds: str
+    num_inference_steps: int
+    guidance_scale: float
+    seed: int | None = Field(description="null: chosen when submitted.")
+    token_grid: tuple[int, int, int] = Field(description="Along time, height and width.")
+    tokens: int
+    attention: AttentionConfig
+    density: float
+    mean_density: float
+    dense_steps: int
+    cut_words: CutWords
+    predicted_seconds: float | None = Field(description="Of the run, once it has started.")
+    predicted_peak_memory_bytes: int | None
+    basis: Literal["measured", "scaled"] | None = Field(
+        description="Jobs of this very shape, or another shape of the model, scaled; null: none has run yet."
+    )
+    memory_total_bytes: int | None = Field(description="Of the worker's device.")
+    fits: bool | None
+    fits_reason: str
+    queue_position: int = Field(description="That it would get; 1 is next.")
+    starts_in_seconds: float | None
+    warnings: list[str]
+
+
 class Model(BaseModel):
     """A model that requests may name."""
 

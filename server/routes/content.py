@@ -1,25 +1,21 @@
-"""``/v1/videos/{id}/content``: the MP4, whole or in part."""
+"""``/v1/videos/{id}/content``: the MP4 and its pictures."""
 
-from collections.abc import AsyncIterator
-from email.utils import formatdate
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import anyio
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
-from configs.job import VideoFile
+from configs.job import JobResult, PictureFile
 from server.auth import OwnerParam
-from server.byte_ranges import ByteRange, RangeNotSatisfiableError, matches_etag, requested_range
 from server.errors import ApiError
+from server.file_answer import StoredFile, answer_with
+from server.files import DataFolder
 from server.job import Job
+from server.preview_picture import CONTENT_TYPE, read_preview
 from server.schemas import ContentQuery
 from server.services import Services, ServicesParam
 
 router = APIRouter(tags=["videos"])
-
-CHUNK_BYTES = 256 * 1024
 
 
 @router.head("/v1/videos/{video_id}/content", include_in_schema=False)
@@ -27,7 +23,7 @@ CHUNK_BYTES = 256 * 1024
     "/v1/videos/{video_id}/content",
     response_class=Response,
     responses={
-        200: {"content": {"video/mp4": {}}},
+        200: {"content": {"video/mp4": {}, CONTENT_TYPE: {}}},
         206: {"description": "The bytes asked for with Range."},
         304: {"description": "The client has this file: If-None-Match."},
     },
@@ -39,63 +35,54 @@ def get_content(
     services: ServicesParam,
     owner: OwnerParam,
 ) -> Response:
-    """The finished MP4. ETag is its SHA-256; Range, If-Range and If-None-Match are honoured."""
-    job, file = _finished(services, video_id, owner)
-    path = services.files.video(job.id, job.attempt)
-    if _size_of(path) != file.bytes:
-        raise ApiError(410, "file_missing", f"the whole file of video {job.id} is not on the server's disk")
-    etag, last_modified = f'"{file.sha256}"', formatdate(job.completed_at, usegmt=True)
-    headers = {
-        "Accept-Ranges": "bytes",
-        "Cache-Control": "private, no-cache",
-        "Content-Disposition": f'inline; filename="{job.id}.mp4"',
-        "ETag": etag,
-        "Last-Modified": last_modified,
-    }
-    if matches_etag(request.headers.get("if-none-match"), etag):
-        return Response(status_code=304, headers=headers)
-    try:
-        part = requested_range(request.headers, file.bytes, etag, last_modified)
-    except RangeNotSatisfiableError as error:
-        unsatisfied = {"Content-Range": f"bytes */{file.bytes}"}
-        raise ApiError(416, "range_not_satisfiable", str(error), headers=unsatisfied) from error
-    return _send(path, file.bytes, part, headers, is_head=request.method == "HEAD")
+    """The finished MP4, or a picture of it.
 
-
-def _finished(services: Services, video_id: str, owner: str | None) -> tuple[Job, VideoFile]:
+    ETag is its SHA-256; Range, If-Range and If-None-Match are honoured.
+    `variant=preview` is the newest picture of a job that runs; it changes, so none of these apply to it.
+    """
     job = services.jobs.get(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
+    if query.variant == "preview":
+        return _preview(services, job)
     if job.result is None:
-        message = f"video {job.id} is {job.status}" + (f": {job.error.message}" if job.error else "")
-        raise ApiError(409, "not_ready" if not job.is_final else "no_content", message)
-    return job, job.result.file
+        raise _nothing_there(job)
+    file = _stored(services.files, job, job.result, query.variant)
+    if not file.is_whole:
+        raise ApiError(410, "file_missing", f"{file.name} is not on the server's disk any more, or not whole")
+    return answer_with(request, file)
 
 
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+def _stored(
+    files: DataFolder, job: Job, result: JobResult, variant: Literal["video", "thumbnail", "spritesheet"]
+) -> StoredFile:
+    if variant == "video":
+        path, made = files.video(job.id, job.attempt), result.file
+        return StoredFile(
+            path, made.bytes, made.sha256, "video/mp4", f"{job.id}.mp4", job.completed_at or 0.0
+        )
+    picture: PictureFile | None
+    if variant == "thumbnail":
+        path, picture = files.thumbnail(job.id, job.attempt), result.thumbnail
+    else:
+        path, picture = files.spritesheet(job.id, job.attempt), result.spritesheet
+    if picture is None:
+        raise ApiError(409, "no_content", f"video {job.id} was made without a {variant}")
+    name = f"{job.id}.{variant}.jpg"
+    return StoredFile(
+        path, picture.bytes, picture.sha256, picture.content_type, name, job.completed_at or 0.0
+    )
 
 
-def _send(
-    path: Path, size: int, part: ByteRange | None, headers: dict[str, str], *, is_head: bool
-) -> Response:
-    sent = part or ByteRange(0, size)
-    headers |= {"Content-Length": str(sent.stop - sent.start)}
-    if part is not None:
-        headers |= {"Content-Range": f"bytes {part.start}-{part.stop - 1}/{size}"}
-    status = 200 if part is None else 206
-    if is_head:
-        return Response(status_code=status, headers=headers, media_type="video/mp4")
-    return StreamingResponse(_read(path, sent), status, headers, media_type="video/mp4")
+def _preview(services: Services, job: Job) -> Response:
+    if job.is_final:
+        raise ApiError(409, "no_content", f"video {job.id} is {job.status}: only a running job has a preview")
+    jpeg = read_preview(services.files, job)
+    if jpeg is None:
+        raise ApiError(409, "not_ready", f"video {job.id} is {job.status} and has no preview picture yet")
+    return Response(jpeg, media_type=CONTENT_TYPE, headers={"Cache-Control": "no-store"})
 
 
-async def _read(path: Path, part: ByteRange) -> AsyncIterator[bytes]:
-    async with await anyio.open_file(path, "rb") as file:
-        await file.seek(part.start)
-        left = part.stop - part.start
-        while left > 0 and (chunk := await file.read(min(CHUNK_BYTES, left))):
-            left -= len(chunk)
-            yield chunk
+def _nothing_there(job: Job) -> ApiError:
+    message = f"video {job.id} is {job.status}" + (f": {job.error.message}" if job.error else "")
+    return ApiError(409, "no_content" if job.is_final else "not_ready", message)

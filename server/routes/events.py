@@ -13,7 +13,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from server.auth import OwnerParam
 from server.errors import ApiError
 from server.present import progress_of
-from server.schemas import VideoDeleted
+from server.preview_picture import data_url, read_preview
+from server.schemas import VideoDeleted, VideoPreview
 from server.services import Services, ServicesParam
 from server.snapshots import Snapshot
 
@@ -31,8 +32,9 @@ RECHECK_SECONDS = 5.0
 async def watch_video(
     video_id: str, services: ServicesParam, owner: OwnerParam, last_event_id: Annotated[str, Header()] = ""
 ) -> Response:
-    """Events: ``snapshot``, then ``status`` and ``progress``, then one of ``completed``, ``failed``,
-    ``cancelled``, ``deleted``. Ids are row versions; ``Last-Event-ID`` leaves out what was seen."""
+    """Events: ``snapshot``, then ``status``, ``progress`` and ``preview``, then one of ``completed``,
+    ``failed``, ``cancelled``, ``deleted``. Ids are row versions; ``Last-Event-ID`` leaves out what was seen.
+    """
     job = services.jobs.get(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
@@ -57,8 +59,19 @@ async def _follow(services: Services, video_id: str, seen: int | None) -> AsyncI
         if now.job.is_final:
             yield _event(now.job.status, now.video, now.job.version)
             return
+        preview = _new_preview(services, shown, now) if name is not None else None
+        if preview is not None:
+            yield _event("preview", preview, now.job.version)
         shown = now
         await _wait(change)
+
+
+def _new_preview(services: Services, shown: Snapshot | None, now: Snapshot) -> VideoPreview | None:
+    step = now.job.preview_step
+    if shown is not None and (shown.job.attempt, shown.job.preview_step) == (now.job.attempt, step):
+        return None
+    jpeg = read_preview(services.files, now.job)
+    return None if jpeg is None else VideoPreview(id=now.job.id, step=step, data_url=data_url(jpeg))
 
 
 def _name_of_change(shown: Snapshot, now: Snapshot) -> str | None:

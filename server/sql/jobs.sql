@@ -55,6 +55,14 @@ FROM jobs LEFT JOIN shape_timings USING (shape)
 WHERE status = 'queued' AND jobs.model = :model
 WINDOW ahead AS (ORDER BY jobs.priority DESC, jobs.id);
 
+-- name: ahead
+-- What would run before a new job of that priority.
+SELECT COUNT(*) AS count,
+       TOTAL((total_steps - checkpoint_step) * step_seconds + other_seconds) AS seconds,
+       COUNT(step_seconds) AS measured
+FROM jobs LEFT JOIN shape_timings USING (shape)
+WHERE status = 'queued' AND jobs.model = :model AND priority >= :priority;
+
 -- name: timing
 SELECT step_seconds, other_seconds FROM shape_timings WHERE shape = :shape;
 

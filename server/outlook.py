@@ -1,0 +1,94 @@
+"""What a submission would become and take: the answer of ``POST /v1/videos/estimate``.
+
+Knows: how the parts that know are asked. Does not know: arithmetic, SQL or HTTP.
+"""
+
+from server.clip_cost import clip_cost
+from server.cut_words import cut_words
+from server.estimates import Estimate, estimate, seconds_until_start
+from server.schemas import CutWords, RerunRequest, VideoEstimate, VideoRequest
+from server.services import Services
+from server.submission import resolve_request
+
+_GIB = 2**30
+
+
+def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEstimate:
+    """Resolve the request as a submission would, and predict. Raises ApiError."""
+    parameters, preset = resolve_request(services, request), services.preset
+    worker = services.worker()
+    memory = worker.memory_total_bytes if worker else None
+    found = estimate(services.jobs, preset, parameters, memory)
+    cost = clip_cost(parameters, preset)
+    place = services.jobs.place_of_next(parameters.model, request.priority)
+    frames, fps, steps = parameters.num_frames, parameters.fps, parameters.num_inference_steps
+    is_guided = parameters.guidance_scale > 1.0
+    is_sparse = parameters.attention.backend != "dense"
+    cut = CutWords(
+        prompt=cut_words(preset, parameters.prompt),
+        negative_prompt=cut_words(preset, parameters.negative_prompt) if is_guided else [],
+    )
+    return VideoEstimate(
+        model=parameters.model,
+        size=f"{parameters.width}x{parameters.height}",
+        num_frames=frames,
+        fps=fps,
+        seconds=f"{frames / fps:g}",
+        num_inference_steps=steps,
+        guidance_scale=parameters.guidance_scale,
+        seed=request.seed if isinstance(request, VideoRequest) else parameters.seed,
+        token_grid=preset.geometry.token_grid(parameters.width, parameters.height, frames),
+        tokens=cost.tokens,
+        attention=parameters.attention,
+        density=cost.sparse_density,
+        mean_density=cost.density,
+        dense_steps=parameters.attention.dense_step_count(steps) if is_sparse else steps,
+        cut_words=cut,
+        predicted_seconds=_rounded(found.seconds),
+        predicted_peak_memory_bytes=found.peak_memory_bytes,
+        basis=found.basis,
+        memory_total_bytes=memory,
+        fits=found.fits,
+        fits_reason=_fits_reason(found, memory),
+        queue_position=place.position,
+        starts_in_seconds=_rounded(seconds_until_start(services.jobs, parameters.model, place)),
+        warnings=_warnings(services, request, cut, is_guided=is_guided, seconds=frames / fps),
+    )
+
+
+def _warnings(
+    services: Services,
+    request: VideoRequest | RerunRequest,
+    cut: CutWords,
+    *,
+    is_guided: bool,
+    seconds: float,
+) -> list[str]:
+    found = []
+    if isinstance(request, VideoRequest):
+        if request.seconds is not None and request.seconds != seconds:
+            found.append(f"seconds {request.seconds:g} becomes {seconds:g}, the nearest valid length")
+        if request.negative_prompt and not is_guided:
+            found.append("negative_prompt has no effect: guidance_scale is not above 1")
+    for field, words in cut:
+        if words:
+            found.append(f"{field}: {len(words)} words do not fit the text encoder")
+    if services.supervisor.is_stopping:
+        found.append("the server is stopping and takes no jobs")
+    return found
+
+
+def _fits_reason(found: Estimate, memory: int | None) -> str:
+    peak = found.peak_memory_bytes
+    if found.basis is None:
+        return "no job of this model has run here yet"
+    if peak is None:
+        return "too few lengths have run here to tell how memory grows"
+    shown = f"a peak of {peak / _GIB:.2f} GiB is predicted"
+    if memory is None:
+        return f"{shown}; the memory of the device is not known"
+    return f"{shown}; the device has {memory / _GIB:.2f} GiB"
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)
