@@ -22,6 +22,8 @@ class UnknownStateError(Exception):
 
 def take_state(scheduler: Any) -> SamplerState:
     """Copy everything that the scheduler keeps."""
+    if isinstance(scheduler, _Continued):
+        scheduler = scheduler.continued
     return {name: _copy(name, value) for name, value in vars(scheduler).items() if name != CONFIGURATION}
 
 
@@ -54,25 +56,25 @@ class _Continued:
     """
 
     def __init__(self, scheduler: Any, step: int, state: SamplerState) -> None:
-        self._scheduler = scheduler
+        self.continued = scheduler
         self._first_step = step
         self._state = state
         self._has_begun = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._scheduler, name)
+        return getattr(self.continued, name)
 
     @property
     def timesteps(self) -> torch.Tensor:
-        timesteps: torch.Tensor = self._scheduler.timesteps
+        timesteps: torch.Tensor = self.continued.timesteps
         return timesteps if self._has_begun else timesteps[self._first_step :]
 
     def set_begin_index(self, begin_index: int = 0) -> None:
         for name, value in self._state.items():
-            setattr(self._scheduler, name, value)
+            setattr(self.continued, name, value)
         self._has_begun = True
 
     def step(self, *args: Any, **options: Any) -> Any:
         if not self._has_begun:
             raise RuntimeError("the pipeline's loop sets no begin index, so it cannot begin in the middle")
-        return self._scheduler.step(*args, **options)
+        return self.continued.step(*args, **options)

@@ -36,9 +36,12 @@ class CancelAt:
         return self._call is not None and self.calls >= self._call
 
 
-def finished(loaded: LoadedPipeline, params: JobParameters, path: Path) -> tuple[JobResult, list[JobEvent]]:
+def finished(
+    loaded: LoadedPipeline, params: JobParameters, path: Path, checkpoint: Path | None = None
+) -> tuple[JobResult, list[JobEvent]]:
     """Run a job that must succeed: its result and all its events."""
-    events = list(run_job(loaded, params, JobPaths(path), is_cancelled=CancelAt()))
+    paths = JobPaths(path, checkpoint=checkpoint)
+    events = list(run_job(loaded, params, paths, is_cancelled=CancelAt()))
     last = events[-1]
     assert isinstance(last, JobFinished)
     return last.result, events
