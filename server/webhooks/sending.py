@@ -28,17 +28,18 @@ class Outcome:
 class Sender:
     """Posts to addresses that were checked. Redirects are not followed, and no answer's body is read."""
 
-    def __init__(self, rules: DestinationRules) -> None:
+    def __init__(self, rules: DestinationRules, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._rules = rules
+        self._timeout_seconds = timeout_seconds
         self._tls: ssl.SSLContext | None = None
 
     async def send(self, url_text: str, body: bytes, headers: dict[str, str]) -> Outcome:
         """Try once. Never raises for what the receiver or the network does."""
         try:
-            with anyio.fail_after(TIMEOUT_SECONDS):
+            with anyio.fail_after(self._timeout_seconds):
                 return await self._send(url_text, body, headers)
         except TimeoutError:
-            return Outcome("failed", f"no answer within {TIMEOUT_SECONDS:g} seconds")
+            return Outcome("failed", f"no answer within {self._timeout_seconds:g} seconds")
         except (httpx.HTTPError, httpx.InvalidURL, DestinationError, OSError) as error:
             return Outcome("failed", f"{type(error).__name__}: {error}")
 
@@ -47,7 +48,7 @@ class Sender:
         addresses = await self._rules.addresses(url)
         # No proxies of the environment: they would look the name up again.
         async with httpx.AsyncClient(
-            verify=self._context(), trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False
+            verify=self._context(), trust_env=False, timeout=self._timeout_seconds, follow_redirects=False
         ) as client:
             *others, last = addresses
             for address in others:
