@@ -28,6 +28,8 @@ def main() -> None:
         app()
     except SettingsError as error:
         _end(f"error: {error}", 2)
+    except KeyboardInterrupt:  # before there is anything to end in order
+        _end("interrupted", 130)
 
 
 @app.callback(invoke_without_command=True)

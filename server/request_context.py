@@ -3,6 +3,7 @@
 Knows: requests from outside. Does not know: what they ask for.
 """
 
+import asyncio
 import re
 import time
 import uuid
@@ -52,6 +53,11 @@ class RequestContextMiddleware:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             self._log.debug("client_gone")
+        except asyncio.CancelledError:  # the server ends, and this answer is late; the task ends here
+            self._log.warning("answer_cut")
+            if status is None:
+                stopped = ApiError(503, "draining", "the server has stopped")
+                await stopped.response()(scope, receive, send_with_id)
         except Exception:
             self._log.exception("request_error")
             if status is not None:

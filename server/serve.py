@@ -4,6 +4,7 @@ Knows: the order of starting and stopping. Does not know: routes or jobs.
 """
 
 import asyncio
+import os
 import socket
 import sqlite3
 from types import FrameType
@@ -15,13 +16,16 @@ from server import logs
 from server.app import create_app
 from server.database import DatabaseVersionError, migrate
 from server.files import DataFolder
+from server.http_connection import HttpConnection
 from server.lock import DataFolderInUseError, FolderLock, acquire
 from server.model_choice import choose_model
 from server.services import Services, build_services
 from server.supervisor import SupervisorStart
 from server.supervisor_handle import SupervisorHandle
 
+# For answers on their way when the drain is over, and when a second signal has ended it.
 CLOSE_SECONDS = 5
+STOP_NOW_SECONDS = 1
 
 
 class StartError(RuntimeError):
@@ -29,7 +33,10 @@ class StartError(RuntimeError):
 
 
 class DrainingServer(uvicorn.Server):
-    """Goes on answering while the running job is drained; a second signal ends the drain, a third all."""
+    """Goes on answering while the running job is drained.
+
+    The first signal ends event streams and starts the drain, the second ends the drain, the third everything.
+    """
 
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
@@ -38,20 +45,29 @@ class DrainingServer(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called for SIGTERM and SIGINT."""
+        """Called for SIGTERM and SIGINT, in the middle of anything."""
         self._signals += 1
-        self.force_exit = self._signals > 2
+        if self._signals > 2:
+            # The supervisor finds its pipe closed, kills its worker and queues the running job again.
+            os._exit(128 + sig)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         if self._signals and self._drain is None:
-            seconds = self._services.settings.drain_seconds
-            logs.get_logger().info("draining", seconds=seconds)
-            self._drain = asyncio.create_task(self._services.supervisor.drain(seconds))
-        if self._signals > 1 or (self._drain is not None and self._drain.done()):
-            self._services.feed.close()
+            self._drain = asyncio.create_task(self._begin_drain())
+        if self._signals > 1 and not self.should_exit:
+            logs.get_logger().info("drain_ended_by_signal")
+            self.config.timeout_graceful_shutdown = STOP_NOW_SECONDS
+            self.should_exit = True
+        if self._drain is not None and self._drain.done():
             self.should_exit = True
         return await super().on_tick(counter)
+
+    async def _begin_drain(self) -> None:
+        seconds = self._services.settings.drain_seconds
+        logs.get_logger().info("draining", seconds=seconds)
+        self._services.feed.close()
+        await self._services.supervisor.drain(seconds)
 
 
 def serve(settings: Settings) -> None:
@@ -67,6 +83,7 @@ def serve(settings: Settings) -> None:
     services.workers.forget_all()
     config = uvicorn.Config(
         create_app(services),
+        http=HttpConnection,
         log_config=None,
         access_log=False,
         ws="none",

@@ -1,6 +1,8 @@
 """Starting and stopping the server."""
 
+import hashlib
 import json
+import os
 import signal
 import socket
 import sqlite3
@@ -9,9 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from server.serve import CLOSE_SECONDS
+from server.supervisor_handle import STOP_GRACE_SECONDS
 from tests.server.routes.test_videos import error_of
 from tests.server.running_server import RunningServer, free_port
 from tests.server.test_cli import run
@@ -41,35 +44,111 @@ def test_only_the_worker_process_has_torch(server: RunningServer) -> None:
         assert "libtorch" not in maps(pid)
 
 
-def test_sigterm_finishes_the_running_job_and_stops_taking_new_ones(data_dir: Path, model_file: Path) -> None:
-    with RunningServer(data_dir, model_file) as server:
+def is_draining(server: RunningServer) -> bool:
+    """Whether the server says that it is about to end."""
+    answer = server.client.get("/health/ready")
+    return answer.status_code == 503 and "draining" in answer.json()["reason"]
+
+
+def start_long_job(server: RunningServer) -> str:
+    """Submit a job that takes several seconds, and wait until it is in the middle of its denoise."""
+    job_id = str(server.submit(num_inference_steps=1000, size="128x128")["id"])
+    server.wait_for_step(job_id)
+    return job_id
+
+
+def test_first_signal_ends_streams_refuses_jobs_and_lets_the_running_one_finish(
+    data_dir: Path, model_file: Path
+) -> None:
+    with RunningServer(data_dir, model_file, "--drain-seconds", "120") as server:
         server.wait_until_ready()
-        running, queued = server.submit_long()["id"], server.submit()["id"]
-        server.wait_for_step(running)
+        done = server.wait_for_job(server.submit()["id"])
+        running, queued = start_long_job(server), server.submit()["id"]
         with server.client.stream("GET", f"/v1/videos/{running}/events") as events:
             server.signal(signal.SIGTERM)
-            server.wait_for(lambda: httpx.get(f"{server.url}/health/ready").status_code == 503)
-            assert "draining" in httpx.get(f"{server.url}/health/ready").json()["reason"]
-            refused = httpx.post(f"{server.url}/v1/videos", json={"prompt": "x"})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-            assert "event: completed" in events.read().decode()
+            seen = "".join(events.iter_text())  # raises where the stream is cut and not ended
+        assert "event: snapshot" in seen
+        assert "event: completed" not in seen
+        assert is_draining(server)
+        refused = server.client.post("/v1/videos", json={"prompt": "x"})
+        assert error_of(refused, 503)["code"] == "draining"
+        assert int(refused.headers["retry-after"]) > 0
+        with server.client.stream("GET", f"/v1/videos/{running}/events") as late:
+            assert "event: completed" not in "".join(late.iter_text())
+        content = server.client.get(f"/v1/videos/{done['id']}/content")
+        assert hashlib.sha256(content.content).hexdigest() == done["file"]["sha256"]
+        assert server.client.get("/v1/videos").status_code == 200
+        assert server.job(running)["status"] == "in_progress"
         assert server.wait_for_end() == 0
         server.wait_until_nothing_runs()
-        assert server.log.read_text().count("job_started") == 1
-    with RunningServer(data_dir, model_file, "--drain-seconds", "600") as server:
-        assert server.job(running)["status"] == "completed"
+        assert server.log.read_text().count("job_started") == 2
+        assert "Traceback" not in server.log.read_text()
+    assert read_job(data_dir, running).status == "completed"
+    with RunningServer(data_dir, model_file) as server:
         assert server.wait_for_job(queued)["status"] == "completed"
-        # A second signal ends a drain that takes too long.
-        interrupted = server.submit_long()["id"]
-        server.wait_for_step(interrupted)
-        server.signal(signal.SIGTERM)
-        server.wait_for(lambda: server.client.get("/health/ready").status_code == 503)
-        assert server.job(interrupted)["status"] == "in_progress"
+
+
+def test_a_job_that_outlasts_the_drain_is_queued_again(data_dir: Path, model_file: Path) -> None:
+    with RunningServer(data_dir, model_file, "--drain-seconds", "0.3") as server:
+        server.wait_until_ready()
+        job_id = start_long_job(server)
         server.signal(signal.SIGINT)
         assert server.wait_for_end() == 0
         server.wait_until_nothing_runs()
-        assert read_job(data_dir, interrupted).status == "queued"
         assert "Traceback" not in server.log.read_text()
+    assert read_job(data_dir, job_id).status == "queued"
+    with RunningServer(data_dir, model_file) as server:
+        assert server.wait_for_job(job_id)["status"] == "completed"
+
+
+def test_second_signal_ends_the_drain_and_loses_no_job(data_dir: Path, model_file: Path) -> None:
+    with RunningServer(data_dir, model_file, "--drain-seconds", "600") as server:
+        server.wait_until_ready()
+        job_id = start_long_job(server)
+        server.signal(signal.SIGTERM)
+        server.wait_for(lambda: is_draining(server))
+        assert server.job(job_id)["status"] == "in_progress"
+        server.signal(signal.SIGINT)
+        assert server.wait_for_end(20) == 0
+        server.wait_until_nothing_runs()
+        assert "Traceback" not in server.log.read_text()
+    assert read_job(data_dir, job_id).status == "queued"
+
+
+def test_second_signal_does_not_wait_for_a_slow_client(data_dir: Path, model_file: Path) -> None:
+    head = (
+        b"POST /v1/videos HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9"
+    )
+    with (
+        RunningServer(data_dir, model_file) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as slow,
+    ):
+        server.wait_until_ready()
+        slow.sendall(head + b"\r\n\r\n{")
+        server.wait_for(lambda: server.client.get("/health/live").status_code == 200)
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGINT)
+        assert server.wait_for_end(CLOSE_SECONDS) == 0
+        log = server.log.read_text()
+        assert "answer_cut" in log
+        assert slow.recv(1000).startswith(b"HTTP/1.1 503")
+        assert "Traceback" not in log
+
+
+def test_third_signal_kills_and_loses_no_job(data_dir: Path, model_file: Path) -> None:
+    with RunningServer(data_dir, model_file, "--drain-seconds", "600") as server:
+        supervisor = server.wait_until_ready().worker()["supervisor_pid"]
+        job_id = start_long_job(server)
+        server.signal(signal.SIGTERM)
+        server.wait_for(lambda: is_draining(server))
+        os.kill(supervisor, signal.SIGSTOP)  # so that the end in order takes long
+        server.signal(signal.SIGTERM)
+        server.wait_for(lambda: "drain_ended_by_signal" in server.log.read_text())
+        server.signal(signal.SIGTERM)
+        assert server.wait_for_end(STOP_GRACE_SECONDS / 2) == 128 + signal.SIGTERM
+        os.kill(supervisor, signal.SIGCONT)
+        server.wait_until_nothing_runs()
+    assert read_job(data_dir, job_id).status == "queued"
 
 
 def test_a_second_server_on_the_same_folder_is_refused(server: RunningServer, model_file: Path) -> None:
