@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.loading import LoadedPipeline, load_pipeline
-    from pipelines.mp4 import probe_mp4
+    from pipelines.mp4 import probe_mp4, read_manifest
     from pipelines.running import run_job
+    from pipelines.text import encode_ahead
 
 _HOME = {
     "LoadedPipeline": "pipelines.loading",
+    "encode_ahead": "pipelines.text",
     "load_pipeline": "pipelines.loading",
     "probe_mp4": "pipelines.mp4",
+    "read_manifest": "pipelines.mp4",
     "run_job": "pipelines.running",
 }
-__all__ = ["LoadedPipeline", "load_pipeline", "probe_mp4", "run_job"]
+__all__ = ["LoadedPipeline", "encode_ahead", "load_pipeline", "probe_mp4", "read_manifest", "run_job"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,10 +37,16 @@ class CancelFlag:
 
 @contextlib.contextmanager
 def checked_inside(modules: Sequence[nn.Module], device: torch.device, flag: CancelFlag) -> Iterator[None]:
-    """Within the block, look at the flag before every call of these modules."""
+    """Within the block, look at the flag before every call of these modules by the thread of the block.
+
+    Calls from other threads are no part of the job: a text encoded ahead for the next one.
+    """
+    owner = threading.get_ident()
     pace = _CudaPace(device) if device.type == "cuda" else None
 
     def before_call(module: nn.Module, inputs: tuple[object, ...]) -> None:
+        if threading.get_ident() != owner:
+            return
         if pace is not None:
             pace.wait()
         flag.check()

@@ -23,6 +23,7 @@ from configs.model_preset import ModelPreset
 from pipelines.families import FAMILIES, Family, Network, Pipeline
 from pipelines.folder import FolderError, check_folder
 from pipelines.precision import Precision, PrecisionError, choose_precision
+from pipelines.text_cache import TextCache
 
 LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 # Both fail on weights of a wrong shape; told to ignore them, transformers says which they are.
@@ -44,6 +45,7 @@ class LoadedPipeline:
     load_seconds: float
     busy: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     """Held while a job runs: a pipeline keeps state, and two jobs at once would spoil both clips."""
+    texts: TextCache = field(default_factory=TextCache, repr=False, compare=False)
 
 
 def load_pipeline(preset: ModelPreset, *, device: str = "auto", dtype: str = "auto") -> LoadedPipeline:

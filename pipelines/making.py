@@ -107,7 +107,7 @@ class Making:
         """Latents, what attention ran, and the seconds of each step."""
         loaded, params = self._loaded, self._params
         with self._stages.stage("text_encode"):
-            text = encode_text(loaded, params)
+            text = encode_text(loaded, params, while_waiting=self._flag.check)
         self._warnings.extend(text.warnings)
 
         def report() -> AttentionReport:

@@ -3,6 +3,8 @@
 Knows: the tokenizer's limit and which words lie beyond it. Does not know: how the embeddings are used.
 """
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from configs.job import JobParameters
 from pipelines.loading import LoadedPipeline
+from pipelines.text_cache import EncodedPrompt
 
 
 @dataclass(frozen=True)
@@ -26,36 +29,76 @@ def uses_guidance(params: JobParameters) -> bool:
     return params.guidance_scale > 1
 
 
-def encode_text(loaded: LoadedPipeline, params: JobParameters) -> EncodedText:
-    """Encode the prompt, and the negative prompt where guidance uses it."""
-    limit, warnings = loaded.preset.max_sequence_length, []
-    texts = {"prompt": params.prompt}
-    if uses_guidance(params):
-        texts["negative_prompt"] = params.negative_prompt
-    elif params.negative_prompt:
+def _nothing() -> None:
+    """While waiting."""
+
+
+def encode_text(
+    loaded: LoadedPipeline, params: JobParameters, *, while_waiting: Callable[[], None] = _nothing
+) -> EncodedText:
+    """Encode the prompt, and the negative prompt where guidance uses it, or find them encoded already.
+
+    ``while_waiting`` is called now and then while ``encode_ahead`` encodes in another thread; a job that is
+    cancelled meanwhile raises from it.
+    """
+    warnings = []
+    if params.negative_prompt and not uses_guidance(params):
         warnings.append(
             f"negative_prompt has no effect: guidance_scale {params.guidance_scale:g} is not above 1"
         )
-    for field, text in texts.items():
-        warning = cut_warning(loaded, field, text)
-        if warning is not None:
-            warnings.append(warning)
-    positive, negative = loaded.family.encode_prompts(
-        loaded.pipe, params.prompt, texts.get("negative_prompt"), limit
-    )
-    return EncodedText(positive, negative, tuple(warnings))
+    embeddings: list[torch.Tensor] = []
+    for field, text in _texts(params).items():
+        prompt = _encoded(loaded, text, while_waiting)
+        embeddings.append(prompt.embedding.to(loaded.device))
+        if prompt.cut is not None:
+            warnings.append(f"{field}: {prompt.cut}")
+    return EncodedText(embeddings[0], embeddings[1] if uses_guidance(params) else None, tuple(warnings))
+
+
+def encode_ahead(loaded: LoadedPipeline, params: JobParameters) -> None:
+    """Encode a later job's texts, so that its ``encode_text`` finds them.
+
+    May be called from any thread while a job denoises on the same pipeline, but not while it decodes on a
+    device whose memory is short: it needs the memory of an encoding.
+    """
+    for text in _texts(params).values():
+        _encoded(loaded, text, _nothing)
 
 
 def cut_warning(loaded: LoadedPipeline, field: str, text: str) -> str | None:
     """Say how many tokens of the text are used and which words are cut, or None if all of it is used."""
-    limit = loaded.preset.max_sequence_length
+    cut = _cut(loaded, text, loaded.preset.max_sequence_length)
+    return None if cut is None else f"{field}: {cut}"
+
+
+def _texts(params: JobParameters) -> dict[str, str]:
+    texts = {"prompt": params.prompt}
+    if uses_guidance(params):
+        texts["negative_prompt"] = params.negative_prompt
+    return texts
+
+
+def _encoded(loaded: LoadedPipeline, text: str, while_waiting: Callable[[], None]) -> EncodedPrompt:
+    def encode(text: str, limit: int) -> EncodedPrompt:
+        with torch.no_grad(), _current(loaded.device):
+            embedding, _ = loaded.family.encode_prompts(loaded.pipe, text, None, limit)
+        return EncodedPrompt(embedding, _cut(loaded, text, limit))
+
+    return loaded.texts.get(text, loaded.preset.max_sequence_length, encode, while_waiting)
+
+
+def _cut(loaded: LoadedPipeline, text: str, limit: int) -> str | None:
     cleaned = loaded.family.clean_prompt(text)
     tokens = _tokenize(loaded.pipe.tokenizer, cleaned)
     if len(tokens.spans) + tokens.special <= limit:
         return None
     kept = max(0, limit - tokens.special)
     cut = cleaned[tokens.spans[kept][0] :].strip()
-    return f"{field}: {kept} of {len(tokens.spans)} text tokens are used; cut: {cut!r}"
+    return f"{kept} of {len(tokens.spans)} text tokens are used; cut: {cut!r}"
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)

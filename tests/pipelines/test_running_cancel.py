@@ -35,6 +35,7 @@ from tests.pipelines.jobs import (
 def test_every_point_asks_whether_the_job_is_cancelled(
     loaded: LoadedPipeline, params: JobParameters, tmp_path: Path
 ) -> None:
+    loaded.texts.clear()
     flag = CancelAt()
     list(run_job(loaded, params, JobPaths(tmp_path / "clip.mp4"), is_cancelled=flag))
     assert flag.calls == LAST

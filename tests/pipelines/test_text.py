@@ -1,16 +1,27 @@
 """Prompts to embeddings, and the report of what was cut."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from configs.job import JobParameters
+from configs.job import JobCancelledError, JobParameters
 from pipelines import LoadedPipeline
-from pipelines.text import cut_warning, encode_text, uses_guidance
+from pipelines.cancel import CancelFlag, checked_inside
+from pipelines.text import cut_warning, encode_ahead, encode_text, uses_guidance
+from tests.pipelines.jobs import finished
 from tests.tiny_wan import MAX_SEQUENCE_LENGTH
 
 WORDS = MAX_SEQUENCE_LENGTH - 1  # the end mark takes one
+
+
+@pytest.fixture(autouse=True)
+def _nothing_encoded_yet(loaded: LoadedPipeline) -> None:
+    loaded.texts.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -97,3 +108,138 @@ def test_both_prompts_are_reported(loaded: LoadedPipeline, params: JobParameters
         f"prompt: {WORDS} of {WORDS + 1} text tokens are used; cut: 'up'",
         f"negative_prompt: {WORDS} of {WORDS + 1} text tokens are used; cut: 'down'",
     )
+
+
+GUIDED = {"guidance_scale": 3.0, "negative_prompt": "a black square " * 9}
+
+
+def _calls(loaded: LoadedPipeline) -> tuple[list[int], Callable[[], None]]:
+    """A list that grows by one for every text that the encoder sees, and how to stop that."""
+    seen: list[int] = []
+    hook = loaded.pipe.text_encoder.register_forward_pre_hook(
+        lambda module, inputs: seen.append(threading.get_ident())
+    )
+    return seen, hook.remove
+
+
+def test_a_text_that_is_kept_is_the_same_and_costs_nothing(
+    loaded: LoadedPipeline, params: JobParameters
+) -> None:
+    params = params.model_copy(update={**GUIDED, "prompt": "red " * 40})
+    seen, stop = _calls(loaded)
+    fresh, kept = encode_text(loaded, params), encode_text(loaded, params)
+    stop()
+    assert len(seen) == 2
+    assert torch.equal(fresh.positive, kept.positive)
+    assert fresh.negative is not None
+    assert kept.negative is not None
+    assert torch.equal(fresh.negative, kept.negative)
+    assert fresh.warnings == kept.warnings
+    assert len(fresh.warnings) == 2
+
+
+def test_the_warning_of_a_kept_text_names_the_field_and_the_scale_of_this_job(
+    loaded: LoadedPipeline, params: JobParameters
+) -> None:
+    long = "red " * 40
+    encode_text(loaded, params.model_copy(update={"prompt": long}))
+    guided = params.model_copy(update={"guidance_scale": 2.0, "negative_prompt": long})
+    (warning,) = encode_text(loaded, guided).warnings
+    assert warning.startswith("negative_prompt: ")
+    unguided = params.model_copy(update={"guidance_scale": 0.5, "negative_prompt": long})
+    assert encode_text(loaded, unguided).warnings == (
+        "negative_prompt has no effect: guidance_scale 0.5 is not above 1",
+    )
+
+
+def test_no_job_can_change_what_is_kept(loaded: LoadedPipeline, params: JobParameters) -> None:
+    first = encode_text(loaded, params).positive
+    before = first.clone()
+    first.zero_()
+    assert torch.equal(encode_text(loaded, params).positive, before)
+
+
+def test_encoding_ahead_leaves_nothing_to_encode(loaded: LoadedPipeline, params: JobParameters) -> None:
+    params = params.model_copy(update=GUIDED)
+    fresh = encode_text(loaded, params)
+    loaded.texts.clear()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(encode_ahead, loaded, params).result()
+    seen, stop = _calls(loaded)
+    kept = encode_text(loaded, params)
+    stop()
+    assert seen == []
+    assert torch.equal(kept.positive, fresh.positive)
+    assert kept.warnings == fresh.warnings
+    assert not kept.positive.requires_grad
+
+
+def test_many_threads_encode_and_tokenize_at_once(loaded: LoadedPipeline, params: JobParameters) -> None:
+    """Unguarded, one thread's truncation is another's, and this fails."""
+    jobs = [params.model_copy(update={"prompt": f"a red circle {'up ' * n}"}) for n in range(60)]
+    expected = [encode_text(loaded, job) for job in jobs]
+    loaded.texts.clear()
+    with ThreadPoolExecutor(6) as pool:
+        ahead = [pool.submit(encode_ahead, loaded, job) for job in reversed(jobs)]
+        texts = list(pool.map(lambda job: encode_text(loaded, job), jobs))
+        for each in ahead:
+            each.result()
+    for text, wanted in zip(texts, expected, strict=True):
+        assert torch.equal(text.positive, wanted.positive)
+        assert text.warnings == wanted.warnings
+
+
+def test_a_job_that_encodes_ahead_of_another_does_not_change_it(
+    loaded: LoadedPipeline, params: JobParameters, tmp_path: Path
+) -> None:
+    """The next jobs' texts are encoded all the time while one runs; its file is the one it makes alone."""
+    alone, _ = finished(loaded, params, tmp_path / "alone.mp4")
+    end = threading.Event()
+
+    def keep_encoding() -> int:
+        count = 0
+        while not end.is_set():
+            count += 1
+            encode_ahead(loaded, params.model_copy(update={"prompt": f"blue {count}"}))
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        encoded = pool.submit(keep_encoding)
+        try:
+            beside, _ = finished(loaded, params, tmp_path / "beside.mp4")
+        finally:
+            end.set()
+        assert encoded.result() > 1
+    assert beside.file.sha256 == alone.file.sha256
+
+
+def test_the_cancel_of_a_job_does_not_stop_what_is_encoded_ahead(
+    loaded: LoadedPipeline, params: JobParameters
+) -> None:
+    flag = CancelFlag(lambda: True)
+    modules = loaded.family.cancel_modules(loaded.pipe)
+    with checked_inside(modules, loaded.device, flag), ThreadPoolExecutor(1) as pool:
+        pool.submit(encode_ahead, loaded, params).result()
+        with pytest.raises(JobCancelledError):
+            encode_text(loaded, params.model_copy(update={"prompt": "another"}))
+    assert len(loaded.texts) == 1
+
+
+def test_a_job_that_waits_for_another_thread_can_be_cancelled(
+    loaded: LoadedPipeline, params: JobParameters
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(module: nn.Module, inputs: object) -> None:
+        inside.set()
+        go_on.wait(10)
+
+    hook = loaded.pipe.text_encoder.register_forward_pre_hook(hold)
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(encode_ahead, loaded, params)
+        assert inside.wait(10)
+        with pytest.raises(JobCancelledError):
+            encode_text(loaded, params, while_waiting=CancelFlag(lambda: True).check)
+        go_on.set()
+        ahead.result()
+    hook.remove()
