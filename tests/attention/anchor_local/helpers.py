@@ -1,12 +1,15 @@
 """Inputs and the error budget shared by the tests of all implementations."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from attention import AnchorLocalPattern
 from attention.anchor_local.reference import allowed, anchor_local_reference
+from attention.choice import Impl
 
 # Kernels run on the GPU where there is one, else through Triton's interpreter.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -70,17 +73,34 @@ def relative_error(out: Tensor, truth: Tensor) -> float:
     return float((out.double() - truth).norm() / truth.norm())
 
 
-def eager_error(case: Case, q: Tensor, k: Tensor, v: Tensor, truth: Tensor) -> float:
-    """Error of the same maths, step by step in the inputs' own dtype."""
+def budget(case: Case, q: Tensor, k: Tensor, v: Tensor, truth: Tensor, impl: Impl = "triton") -> float:
+    """Error allowed to an implementation: that of the same maths in the inputs' dtype, plus one rounding.
+
+    The same maths is eager, with the library's matrix products or with products that add up one term after
+    another, as a kernel does; for ``torch`` also PyTorch's fused attention, its building block, with a mask.
+    """
     group = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)))
-    positions = torch.arange(case.tokens, device=q.device)
-    scores = (q @ k.mT * case.head_dim**-0.5).masked_fill(
-        ~allowed(case.pattern, positions, positions), float("-inf")
-    )
-    return relative_error((scores.softmax(-1) @ v).transpose(1, 2), truth)
+    mask, scale = _mask(case, q.device), case.head_dim**-0.5
+
+    def stepwise(product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        scores = (product(q, k.mT) * scale).masked_fill(~mask, float("-inf"))
+        return product(scores.softmax(-1), v)
+
+    results = [stepwise(torch.matmul), stepwise(_sequential_product)]
+    if impl == "torch":
+        results.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
+    errors = [relative_error(result.transpose(1, 2), truth) for result in results]
+    return max(errors) + torch.finfo(q.dtype).eps
 
 
-def budget(case: Case, q: Tensor, k: Tensor, v: Tensor, truth: Tensor) -> float:
-    """Error allowed to an implementation: that of eager maths, plus one rounding of the output."""
-    return eager_error(case, q, k, v, truth) + torch.finfo(q.dtype).eps
+def _mask(case: Case, device: torch.device) -> Tensor:
+    positions = torch.arange(case.tokens, device=device)
+    return allowed(case.pattern, positions, positions)
+
+
+def _sequential_product(a: Tensor, b: Tensor) -> Tensor:
+    out = a.new_zeros(*a.shape[:-1], b.shape[-1])
+    for i in range(a.shape[-1]):
+        out = torch.addcmul(out, a[..., i : i + 1], b[..., i : i + 1, :])
+    return out
