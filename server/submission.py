@@ -23,7 +23,7 @@ AnyRequest = VideoRequest | RerunRequest
 
 
 def submit(
-    services: Services, request: AnyRequest, idempotency_key: str | None, owner: str | None = None
+    services: Services, request: AnyRequest, idempotency_key: str | None, owner: str | None
 ) -> Submission:
     """Resolve the request to what will run and write the row. Raises ApiError."""
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= MAX_KEY_CHARACTERS:
