@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from configs.job import JobParameters
+from configs.prompt_length import what_is_cut
 from pipelines.loading import LoadedPipeline
 from pipelines.text_cache import EncodedPrompt
 
@@ -90,11 +91,7 @@ def _encoded(loaded: LoadedPipeline, text: str, while_waiting: Callable[[], None
 def _cut(loaded: LoadedPipeline, text: str, limit: int) -> str | None:
     cleaned = loaded.family.clean_prompt(text)
     tokens = _tokenize(loaded.pipe.tokenizer, cleaned)
-    if len(tokens.spans) + tokens.special <= limit:
-        return None
-    kept = max(0, limit - tokens.special)
-    cut = cleaned[tokens.spans[kept][0] :].strip()
-    return f"{kept} of {len(tokens.spans)} text tokens are used; cut: {cut!r}"
+    return what_is_cut(cleaned, tokens.spans, tokens.special, limit)
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -37,7 +37,8 @@ class Rule:
 
 RULES = {
     "configs": Rule(
-        frozenset({"configs"}), only=frozenset({"huggingface_hub", "pydantic", "pydantic_settings", "yaml"})
+        frozenset({"configs"}),
+        only=frozenset({"ftfy", "huggingface_hub", "pydantic", "pydantic_settings", "tokenizers", "yaml"}),
     ),
     "attention": Rule(frozenset({"attention"}), only=frozenset({"numpy", "torch", "triton"})),
     "pipelines": Rule(frozenset({"attention", "configs", "pipelines"}), never=WEB_LIBRARIES),
@@ -54,6 +55,7 @@ EXCEPTIONS = {
 }
 NEVER_LOAD_TORCH = (
     "configs",
+    "configs.prompt_length",
     "configs.resolve",
     "configs.settings",
     "attention",
