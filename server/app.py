@@ -24,6 +24,7 @@ from server.errors import (
     answer_framework_error,
     answer_query_error,
 )
+from server.methods import HeadMiddleware
 from server.request_context import RequestContextMiddleware
 from server.routes import content, estimate, events, health, manifest, models, root, stats, videos
 from server.services import Services
@@ -51,6 +52,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(sqlite3.OperationalError, answer_database_error)
     app.add_exception_handler(RequestValidationError, answer_query_error)
     # The last one added is the outermost.
+    app.add_middleware(HeadMiddleware, routes=app.routes)
     app.add_middleware(
         BodyLimitMiddleware,
         max_bytes=services.settings.max_body_bytes,

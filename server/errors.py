@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from server import logs
+from server.methods import allowed_methods
 from server.schemas import AnyQuery
 from server.validation import Problem, problem_of
 
@@ -90,7 +91,10 @@ async def answer_framework_error(request: Request, error: Exception) -> JSONResp
         405: f"{request.method} is not allowed at {request.url.path[:200]!r}",
     }.get(error.status_code, str(error.detail))
     code = _FRAMEWORK_CODES.get(error.status_code, "error")
-    return ApiError(error.status_code, code, message, headers=error.headers).response()
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the framework names the methods of one route, and a path may have several
+        headers["Allow"] = allowed_methods(request.app.routes, request.scope)
+    return ApiError(error.status_code, code, message, headers=headers).response()
 
 
 async def answer_database_error(request: Request, error: Exception) -> JSONResponse:

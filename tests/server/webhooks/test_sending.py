@@ -79,6 +79,11 @@ def test_a_private_address_is_refused_at_the_time_of_sending() -> None:
     assert "not a public address" in outcome.detail
 
 
+def test_every_address_of_a_name_is_tried() -> None:
+    with Receiver() as receiver:  # where localhost is ::1 too, nobody listens there
+        assert send(f"http://localhost:{receiver.port}/").kind == "delivered"
+
+
 def test_nobody_listens() -> None:
     assert send(f"http://127.0.0.1:{free_port()}/").kind == "failed"
 
@@ -114,9 +119,20 @@ def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLConte
     """A certificate of hooks.invalid that this process trusts."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        + ["-days", "2", "-subj", "/CN=hooks.invalid", "-addext", "subjectAltName=DNS:hooks.invalid"]
-        + ["-keyout", str(key), "-out", str(cert)],
+        [
+            *(
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ),
+            *("-days", "2", "-subj", "/CN=hooks.invalid", "-addext", "subjectAltName=DNS:hooks.invalid"),
+            *("-keyout", str(key), "-out", str(cert)),
+        ],
         check=True,
         capture_output=True,
     )
