@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attention.anchor_local.api import anchor_local_attention, anchor_local_ordered
+    from attention.anchor_local.backend import AnchorLocalBackend
+    from attention.backends import Backend
     from attention.layout import AnchorLocalLayout, anchor_local_layout
     from attention.pattern import AnchorLocalPattern, density
     from attention.swapping import SwapHandle, SwapReport, swap
     from attention.window_sink.api import window_sink_attention
+    from attention.window_sink.backend import WindowBackend
     from attention.window_sink.module import VisionAttentionConfig, WindowSinkAttention
     from attention.window_sink.patches import packed_patches
 
 _HOME = {
+    "AnchorLocalBackend": "attention.anchor_local.backend",
     "AnchorLocalLayout": "attention.layout",
     "AnchorLocalPattern": "attention.pattern",
+    "Backend": "attention.backends",
     "SwapHandle": "attention.swapping",
     "SwapReport": "attention.swapping",
     "VisionAttentionConfig": "attention.window_sink.module",
+    "WindowBackend": "attention.window_sink.backend",
     "WindowSinkAttention": "attention.window_sink.module",
     "anchor_local_attention": "attention.anchor_local.api",
     "anchor_local_layout": "attention.layout",
@@ -32,11 +38,14 @@ _HOME = {
     "window_sink_attention": "attention.window_sink.api",
 }
 __all__ = [
+    "AnchorLocalBackend",
     "AnchorLocalLayout",
     "AnchorLocalPattern",
+    "Backend",
     "SwapHandle",
     "SwapReport",
     "VisionAttentionConfig",
+    "WindowBackend",
     "WindowSinkAttention",
     "anchor_local_attention",
     "anchor_local_layout",

@@ -17,10 +17,15 @@ MAX_HEAD_DIM = 256
 _TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def resolve_impl(impl: str, q: Tensor) -> Chosen:
-    """What will run for this tensor. Raises ValueError if the named implementation cannot."""
+def check_impl(impl: str) -> None:
+    """Raise ValueError unless it is the name of one, or auto."""
     if impl not in get_args(Impl):
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+
+
+def resolve_impl(impl: str, q: Tensor) -> Chosen:
+    """What will run for this tensor. Raises ValueError if the named implementation cannot."""
+    check_impl(impl)
     if impl == "auto":
         return "triton" if q.is_cuda and q.dtype in _TRITON_DTYPES else "torch"
     if impl == "triton":

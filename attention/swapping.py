@@ -1,15 +1,17 @@
 """Puts a backend into a Diffusers transformer's self-attention, and takes it out again.
 
-Knows transformers and layouts. Does not know jobs: what is dense, and why, it is told. Tokens are put into
-the anchors-first order once, where the sequence is made (with the rotary tables), and back once, behind the
-last per-token layer; between them every layer is per token or attention, and neither minds the order.
+Knows transformers. Does not know operators, which are behind ``backends.Backend``, nor jobs: what is dense,
+and why, it is told. Tokens are put into the backend's order once, where the sequence is made (with the rotary
+tables), and back once, behind the last per-token layer; between them every layer is per token or attention,
+and neither minds the order.
 """
 
 import copy
 from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,20 +20,21 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.hooks import RemovableHandle
 
-from attention.anchor_local.api import anchor_local_ordered
-from attention.choice import Impl, resolve_impl
+from attention.backends import Backend, BackendSettings, Plan, TokenGrid, TokenOrder, WindowUnit
+from attention.choice import Impl
 from attention.diffusers_door import check_processor, register_backend
 from attention.families import TransformerFamily, family_of, self_attention_modules
-from attention.layout import AnchorLocalLayout, anchor_local_layout
-from attention.pattern import AnchorLocalPattern
-from attention.registry import check_backend
+from attention.registry import Given, build_backend
+from attention.window_sink.sinks import SinkMode
 
 DENSE_IMPLEMENTATION = "sdpa"
+_KEY_PREFIX = "reelwright_"
+_ANY_LAYER = -1  # of backends that do not look at it
 
 
-@dataclass(frozen=True, slots=True)
-class SwapReport:
-    """What ran since the swap.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapReport(BackendSettings):
+    """What ran since the swap, and with which settings.
 
     Attributes:
         backend: the backend asked for.
@@ -40,7 +43,6 @@ class SwapReport:
         density: allowed pairs over all pairs of the sparse calls; 1 if none was sparse.
         sparse_calls, dense_calls: self-attention calls of each kind.
         dense_reasons: why calls were dense, and how many.
-        block_size, anchor_stride, anchor_offset: the pattern, None for the dense backend.
     """
 
     backend: str
@@ -50,9 +52,6 @@ class SwapReport:
     sparse_calls: int
     dense_calls: int
     dense_reasons: dict[str, int]
-    block_size: int | None
-    anchor_stride: int | None
-    anchor_offset: int | None
 
 
 @dataclass
@@ -67,30 +66,26 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _Forward:
-    """One forward pass of a swapped transformer."""
+    """One forward pass of a swapped transformer; without a plan all its calls are dense."""
 
     tokens: int
-    pattern: AnchorLocalPattern | None
+    plan: Plan | None
     dense_reason: str
-    impl: Impl
     counts: _Counts
 
-    def layout(self, device: torch.device) -> AnchorLocalLayout | None:
+    def order(self, device: torch.device) -> TokenOrder | None:
         """The token order of this pass, None if nothing is moved."""
-        if self.pattern is None:
-            return None
-        return anchor_local_layout(self.pattern, self.tokens, device)
+        return None if self.plan is None else self.plan.order(device)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool) -> Tensor:
-        if self.pattern is None or dense_layer:
-            self.counts.dense_reasons["dense_layers" if self.pattern else self.dense_reason] += 1
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
+        if self.plan is None or dense_layer:
+            self.counts.dense_reasons["dense_layers" if self.plan else self.dense_reason] += 1
             return _dense(q, k, v, scale)
         self.counts.sparse_calls += 1
-        self.counts.allowed_pairs += self.pattern.allowed_pairs(self.tokens)
+        self.counts.allowed_pairs += self.plan.allowed_pairs
         self.counts.all_pairs += self.tokens**2
-        self.counts.implementations.add(resolve_impl(self.impl, q))
-        layout = anchor_local_layout(self.pattern, self.tokens, q.device)
-        return anchor_local_ordered(q, k, v, layout, scale=scale, impl=self.impl)
+        self.counts.implementations.add(self.plan.implementation(q))
+        return self.plan.attend(q, k, v, scale, layer)
 
 
 # The operator sees only q, k, v; the rest comes through here. It is read inside the custom op, so that one
@@ -105,23 +100,36 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 @torch.library.custom_op("reelwright::swapped_attention", mutates_args=())
-def _swapped_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool) -> Tensor:
+def _swapped_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int
+) -> Tensor:
     forward = _FORWARD.get()
     if forward is None:
         raise RuntimeError(
             "a swapped self-attention layer was called outside its transformer's forward pass; "
             "remove the swap before calling layers by themselves"
         )
-    return forward.attend(q, k, v, scale, dense_layer)
+    return forward.attend(q, k, v, scale, dense_layer, layer)
 
 
 @_swapped_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-def _backend_function(dense_layer: bool) -> Any:
-    """What the Diffusers dispatcher calls, for the layers that may be sparse or for those that never are."""
+@lru_cache(maxsize=256)
+def _dispatcher_key(dense_layer: bool, layer: int = _ANY_LAYER) -> Any:
+    """The key under which the Diffusers dispatcher finds self-attention of such a layer."""
+    name = ("dense" if dense_layer else "sparse") + ("" if layer == _ANY_LAYER else f"_{layer}")
+    return register_backend(_KEY_PREFIX + name, _backend_function(dense_layer, layer))
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, str) and str.startswith(key, _KEY_PREFIX)
+
+
+def _backend_function(dense_layer: bool, layer: int) -> Any:
+    """What the dispatcher calls, for the layers that may be sparse or for those that never are."""
 
     def attend(
         query: Tensor,
@@ -136,14 +144,10 @@ def _backend_function(dense_layer: bool) -> Any:
         if attn_mask is not None or dropout_p or is_causal or _parallel_config is not None:
             raise ValueError("swapped self-attention takes no mask, dropout, causal flag or parallel config")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        out: Tensor = _swapped_attention(query, key, value, scale, dense_layer)
+        out: Tensor = _swapped_attention(query, key, value, scale, dense_layer, layer)
         return out
 
     return attend
-
-
-_SPARSE_LAYER = _backend_function(dense_layer=False)
-_DENSE_LAYER = _backend_function(dense_layer=True)
 
 
 class SwapHandle:
@@ -152,16 +156,12 @@ class SwapHandle:
     def __init__(
         self,
         transformers: Sequence[nn.Module],
-        backend: str,
-        pattern: AnchorLocalPattern | None,
+        backend: Backend,
         dense_layers: Sequence[int],
         min_tokens: int,
-        impl: Impl,
     ) -> None:
         self._backend = backend
-        self._pattern = pattern
         self._min_tokens = min_tokens
-        self._impl: Impl = impl
         self._dense_reason: str | None = None
         self._counts = _Counts()
         self._hooks: list[RemovableHandle] = []
@@ -182,23 +182,27 @@ class SwapHandle:
         self.remove()
 
     def set_dense(self, reason: str | None) -> None:
-        """Run every call dense from the next forward pass on, for this reason; None: sparse again."""
+        """Run every call dense from the next forward pass on, for this reason; None: sparse again.
+
+        Raises:
+            ValueError: a reason for a backend that has sinks: dense calls would not use them.
+        """
+        if reason:
+            _check_may_be_dense(self._backend, reason)
         self._dense_reason = reason
 
     def report(self) -> SwapReport:
         """What ran so far."""
-        counts, pattern = self._counts, self._pattern
+        counts = self._counts
         return SwapReport(
-            backend=self._backend,
+            **asdict(self._backend.settings),
+            backend=self._backend.name,
             implementation="+".join(sorted(counts.implementations)) or DENSE_IMPLEMENTATION,
             tokens=counts.tokens,
             density=counts.allowed_pairs / counts.all_pairs if counts.all_pairs else 1.0,
             sparse_calls=counts.sparse_calls,
             dense_calls=counts.dense_reasons.total(),
             dense_reasons=dict(counts.dense_reasons),
-            block_size=pattern.block_size if pattern else None,
-            anchor_stride=pattern.anchor_stride if pattern else None,
-            anchor_offset=pattern.anchor_offset if pattern else None,
         )
 
     def remove(self) -> None:
@@ -216,15 +220,16 @@ class SwapHandle:
         beyond = sorted(layer for layer in dense_layers if not 0 <= layer < len(modules))
         if beyond:
             raise ValueError(f"dense_layers names {beyond}, but there are layers 0 .. {len(modules) - 1}")
-        sparse = register_backend("reelwright_sparse", _SPARSE_LAYER)
-        dense = register_backend("reelwright_dense", _DENSE_LAYER)
+        self._backend.check(len(modules), next(iter(modules.values())).heads)
         for layer, (name, module) in enumerate(modules.items()):
             check_processor(name, module.processor)
-            if module.processor._attention_backend in (sparse, dense):
+            if _is_ours(module.processor._attention_backend):
                 raise ValueError(f"{type(transformer).__name__} is swapped already; remove that swap first")
             # A copy, since one processor object may serve cross-attention too.
             processor = copy.copy(module.processor)
-            processor._attention_backend = dense if layer in dense_layers else sparse
+            processor._attention_backend = _dispatcher_key(
+                layer in dense_layers, layer if self._backend.differs_by_layer else _ANY_LAYER
+            )
             self._processors.append((module, module.processor))
             module.processor = processor
         self._hooks += self._order_hooks(transformer, family)
@@ -246,55 +251,50 @@ class SwapHandle:
         named = dict(zip(("hidden_states", "timestep"), args, strict=False)) | kwargs
         hidden_states, timestep = named["hidden_states"], named["timestep"]
         patch: Sequence[int] = transformer.config.patch_size  # type: ignore[assignment,union-attr]
-        tokens = 1
-        for size, step in zip(hidden_states.shape[2:], patch, strict=True):
-            tokens *= size // step
-        reason = self._why_dense(tokens)
-        forward = _Forward(tokens, None if reason else self._pattern, reason or "", self._impl, self._counts)
-        self._counts.tokens = tokens
+        grid = TokenGrid(*(n // p for n, p in zip(hidden_states.shape[2:], patch, strict=True)))
+        plan = self._backend.plan(grid)
+        reason = self._why_dense(plan, grid.tokens)
+        forward = _Forward(grid.tokens, None if reason else plan, reason or "", self._counts)
+        self._counts.tokens = grid.tokens
         _FORWARD.set(forward)
-        layout = forward.layout(timestep.device)
-        if layout is None or timestep.ndim < 2:
+        order = forward.order(timestep.device)
+        if order is None or timestep.ndim < 2:
             return args, kwargs
         # One timestep for each token (Wan 2.2 TI2V) follows its token.
-        ordered = timestep.index_select(1, layout.key_order)
+        ordered = timestep.index_select(1, order.order)
         if "timestep" in kwargs:
             return args, kwargs | {"timestep": ordered}
         return (args[0], ordered, *args[2:]), kwargs
 
-    def _why_dense(self, tokens: int) -> str | None:
-        if self._pattern is None:
+    def _why_dense(self, plan: Plan | None, tokens: int) -> str | None:
+        if plan is None:
             return "backend"
-        if tokens < self._min_tokens:
-            return "min_tokens"
-        return self._dense_reason
+        return "min_tokens" if tokens < self._min_tokens else self._dense_reason
 
 
-def _layout_for(x: Tensor) -> AnchorLocalLayout | None:
+def _order_for(x: Tensor) -> TokenOrder | None:
     forward = _FORWARD.get()
-    return None if forward is None else forward.layout(x.device)
+    return None if forward is None else forward.order(x.device)
 
 
 def _order_patches(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
     """[B, C, T, H, W] with its positions in key order, laid out so that flattening it costs no copy."""
-    layout = _layout_for(output)
-    if layout is None:
+    order = _order_for(output)
+    if order is None:
         return None
-    tokens = output.flatten(2).transpose(1, 2).index_select(1, layout.key_order)
+    tokens = output.flatten(2).transpose(1, 2).index_select(1, order.order)
     ordered: Tensor = tokens.transpose(1, 2).unflatten(2, output.shape[2:])
     return ordered
 
 
 def _order_rotary(module: nn.Module, args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    layout = _layout_for(output[0])
-    if layout is None:
-        return None
-    return tuple(table.index_select(1, layout.key_order) for table in output)
+    order = _order_for(output[0])
+    return None if order is None else tuple(table.index_select(1, order.order) for table in output)
 
 
 def _restore_order(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-    layout = _layout_for(output)
-    return None if layout is None else output.index_select(1, layout.query_inverse)
+    order = _order_for(output)
+    return None if order is None else output.index_select(1, order.inverse)
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> None:
@@ -303,11 +303,16 @@ def _end(module: nn.Module, args: Any, output: Any) -> None:
 
 def swap(
     target: Any,
-    backend: str = "anchor_local",
+    backend: str | Backend = "anchor_local",
     *,
     block_size: int | None = None,
     anchor_stride: int | None = None,
-    anchor_offset: int = 0,
+    anchor_offset: int | None = None,
+    window: tuple[int | None, int | None] | int | None = None,
+    window_unit: WindowUnit | None = None,
+    global_frames: int | None = None,
+    sinks: Tensor | None = None,
+    sink_mode: SinkMode | None = None,
     dense_layers: Sequence[int] = (),
     min_tokens: int = 0,
     impl: Impl = "auto",
@@ -316,11 +321,19 @@ def swap(
 
     Args:
         target: a transformer, or a pipeline that holds one (``transformer``, and ``transformer_2`` if any).
-        backend: ``anchor_local``, or ``dense``, which replaces nothing but counts calls.
-        block_size, anchor_stride, anchor_offset: the pattern in tokens; needed for ``anchor_local``.
+        backend: ``anchor_local``; ``window``; ``dense``, which replaces nothing but counts calls; or a
+            backend that is made already, with all its settings.
+        block_size, anchor_stride, anchor_offset: the pattern of ``anchor_local`` in tokens; the first two are
+            needed, the offset is 0.
+        window: of ``window``: units that a token sees to either side of its own, or (left, right); None in
+            the pair is unbounded.
+        window_unit: what the window counts: ``frames`` (latent ones, the default) or ``tokens``.
+        global_frames: of ``window``: latent frames at the start that every token sees; default 0.
+        sinks: of ``window``: float32 [heads] or [layers, heads], as trained; then no call may run dense.
+        sink_mode: as for ``window_sink_attention``, required with sinks.
         dense_layers: layers, counted from 0, that always run dense.
         min_tokens: sequences shorter than this run dense.
-        impl: as for ``anchor_local_attention``; ``auto`` takes Triton on a GPU and PyTorch elsewhere.
+        impl: as for the operators; ``auto`` takes Triton on a GPU and PyTorch elsewhere.
 
     Returns:
         The handle: ``report()`` says what ran, ``remove()`` restores the model exactly.
@@ -328,17 +341,31 @@ def swap(
     Raises:
         ValueError: unknown backend, unsupported model, or settings out of range.
     """
-    check_backend(backend)
-    pattern = None
-    if backend == "anchor_local":
-        if block_size is None or anchor_stride is None:
-            raise ValueError("backend anchor_local needs block_size and anchor_stride")
-        pattern = AnchorLocalPattern(block_size, anchor_stride, anchor_offset)
-    elif block_size is not None or anchor_stride is not None or anchor_offset or dense_layers:
-        raise ValueError("backend dense takes no block_size, anchor_stride, anchor_offset or dense_layers")
-    if impl == "reference":
-        raise ValueError("impl='reference' cannot be swapped in: it is defined on the caller's token order")
-    return SwapHandle(_transformers(target), backend, pattern, dense_layers, min_tokens, impl)
+    given = Given(
+        block_size=block_size,
+        anchor_stride=anchor_stride,
+        anchor_offset=anchor_offset,
+        window=window,
+        window_unit=window_unit,
+        global_frames=global_frames,
+        sinks=sinks,
+        sink_mode=sink_mode,
+    )
+    if isinstance(backend, str):
+        backend = build_backend(backend, given, impl)
+    elif given.names or impl != "auto":
+        raise ValueError(f"the {backend.name} backend has its settings already; give none beside it")
+    if backend.name == "dense" and dense_layers:
+        raise ValueError("backend dense takes no dense_layers")
+    for name, value in (("dense_layers", dense_layers), ("min_tokens", min_tokens)):
+        if value:
+            _check_may_be_dense(backend, name)
+    return SwapHandle(_transformers(target), backend, dense_layers, min_tokens)
+
+
+def _check_may_be_dense(backend: Backend, reason: str) -> None:
+    if backend.why_never_dense:
+        raise ValueError(f"{reason}: no call may run dense, since {backend.why_never_dense}")
 
 
 def _transformers(target: Any) -> list[nn.Module]:

@@ -54,7 +54,7 @@ def measure(dtype: torch.dtype, repeats: int) -> Row:
     preset = find_model(BUNDLED_MODEL)
     defaults = preset.defaults
     grid = preset.geometry.token_grid(defaults.width, defaults.height, defaults.num_frames)
-    setting = preset.attention.resolved(grid[1:])
+    setting = preset.attention.resolved(grid)
     pattern = AnchorLocalPattern(int(setting.block_size), int(setting.anchor_stride), setting.anchor_offset)
     tokens = grid[0] * grid[1] * grid[2]
     q, k, v = (torch.randn(1, tokens, HEADS, HEAD_DIM).to(dtype) for _ in range(3))

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-AttentionBackend = Literal["dense", "anchor_local"]
+AttentionBackend = Literal["dense", "anchor_local", "window"]
+WindowUnit = Literal["frames", "tokens"]
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountFromZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 DenseSteps = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -14,6 +15,15 @@ DenseSteps = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # clip of 21 latent frames. See docs/attention.md for what other values do to speed and pictures.
 AUTO_BLOCK_FRAMES = 2
 AUTO_ANCHOR_STRIDE = 16
+# A window of an eighth of the clip to either side, and the first frame: a quarter of the pairs of a clip of
+# 21 latent frames.
+AUTO_WINDOW_SHARE = 8
+
+# Settings that only one backend has; the others are of every sparse backend.
+BACKEND_SETTINGS: dict[AttentionBackend, tuple[str, ...]] = {
+    "anchor_local": ("block_size", "anchor_stride", "anchor_offset"),
+    "window": ("window", "window_unit", "global_frames"),
+}
 
 
 class AttentionConfig(BaseModel):
@@ -25,6 +35,15 @@ class AttentionConfig(BaseModel):
     block_size: TokenCount | Literal["auto"] = "auto"
     anchor_stride: TokenCount | Literal["auto"] = "auto"
     anchor_offset: CountFromZero = 0
+    window: CountFromZero | Literal["auto"] = Field(
+        default="auto", description="Of window: units that a token sees to either side of its own."
+    )
+    window_unit: WindowUnit = Field(
+        default="frames", description="What the window counts: latent frames, or tokens."
+    )
+    global_frames: CountFromZero = Field(
+        default=1, description="Of window: latent frames at the start that every token sees."
+    )
     dense_steps: DenseSteps = Field(
         default=0.2,
         description="How many early denoise steps run dense: below 1 a fraction of all steps, else a count.",
@@ -52,18 +71,21 @@ class AttentionConfig(BaseModel):
             return math.ceil(self.dense_steps * total_steps)
         return min(int(self.dense_steps), total_steps)
 
-    def resolved(self, tokens_per_frame_hw: tuple[int, int]) -> "AttentionConfig":
-        """Replace ``auto`` by the values for a latent frame of ``(rows, columns)`` tokens."""
-        if self.backend == "dense":
-            return self
-        rows, columns = tokens_per_frame_hw
+    def resolved(self, grid: tuple[int, int, int]) -> "AttentionConfig":
+        """Replace ``auto`` by the values for ``grid``, (latent frames, rows, columns) of tokens."""
+        frames, rows, columns = grid
         frame = rows * columns
-        block_size = AUTO_BLOCK_FRAMES * frame if self.block_size == "auto" else self.block_size
-        stride = _spread_stride(frame) if self.anchor_stride == "auto" else self.anchor_stride
+        found: dict[str, int] = {}
+        if self.backend == "anchor_local":
+            if self.block_size == "auto":
+                found["block_size"] = AUTO_BLOCK_FRAMES * frame
+            if self.anchor_stride == "auto":
+                found["anchor_stride"] = _spread_stride(frame)
+        if self.backend == "window" and self.window == "auto":
+            window = max(1, frames // AUTO_WINDOW_SHARE)
+            found["window"] = window if self.window_unit == "frames" else window * frame
         # model_copy does not validate, and the offset must be checked against the stride that will run.
-        return AttentionConfig.model_validate(
-            self.model_dump() | {"block_size": block_size, "anchor_stride": stride}
-        )
+        return AttentionConfig.model_validate(self.model_dump() | found)
 
 
 def _spread_stride(tokens_per_frame: int) -> int:
@@ -87,6 +109,9 @@ class AttentionOverrides(BaseModel):
     block_size: TokenCount | Literal["auto"] | None = None
     anchor_stride: TokenCount | Literal["auto"] | None = None
     anchor_offset: CountFromZero | None = None
+    window: CountFromZero | Literal["auto"] | None = None
+    window_unit: WindowUnit | None = None
+    global_frames: CountFromZero | None = None
     dense_steps: DenseSteps | None = None
     dense_layers: tuple[CountFromZero, ...] | None = None
     min_tokens: CountFromZero | None = None
@@ -95,12 +120,13 @@ class AttentionOverrides(BaseModel):
         """Base with these values on top.
 
         Raises:
-            ValueError: a sparse knob is set where the result is dense (it would have no effect), or the
+            ValueError: a setting that the resulting backend does not have (it would have no effect), or the
                 combination is invalid.
         """
         said = self.model_dump(exclude_none=True)
         backend = said.get("backend", base.backend)
-        unused = sorted(set(said) - {"backend"})
-        if backend == "dense" and unused:
-            raise ValueError(f"{', '.join(unused)} has no effect with backend=dense; leave it out")
+        foreign = {name for other, names in BACKEND_SETTINGS.items() if other != backend for name in names}
+        unused = sorted(set(said) - {"backend"} if backend == "dense" else set(said) & foreign)
+        if unused:
+            raise ValueError(f"{', '.join(unused)} has no effect with backend={backend}; leave it out")
         return AttentionConfig.model_validate(base.model_dump() | said)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.attention import AttentionBackend, AttentionConfig
+from configs.attention import AttentionBackend, AttentionConfig, WindowUnit
 
 Stage = Literal["load", "text_encode", "denoise", "vae_decode", "encode_mp4", "store"]
 STAGES: tuple[Stage, ...] = ("load", "text_encode", "denoise", "vae_decode", "encode_mp4", "store")
@@ -55,6 +55,12 @@ class AttentionReport(BaseModel):
     block_size: int | None = None
     anchor_stride: int | None = None
     anchor_offset: int | None = None
+    window: tuple[int | None, int | None] | None = Field(
+        default=None, description="Units to the left and to the right that a token sees; null is unbounded."
+    )
+    window_unit: WindowUnit | None = None
+    global_frames: int | None = None
+    sink_mode: Literal["null_logit", "key0_bias"] | None = None
     tokens: int
     density: float = Field(description="Allowed pairs / tokens squared of a sparse call; 1 when dense.")
     sparse_calls: int

@@ -80,9 +80,9 @@ def resolve(
     _at_most("guidance_scale", guidance, limits.max_guidance_scale)
     if not request.prompt.strip():
         raise RequestError("prompt", "prompt is blank; say what the clip should show")
-    _, rows, columns = geometry.token_grid(width, height, num_frames)
+    grid = geometry.token_grid(width, height, num_frames)
     try:
-        attention = (request.attention or AttentionOverrides()).over(base_attention).resolved((rows, columns))
+        attention = (request.attention or AttentionOverrides()).over(base_attention).resolved(grid)
     except ValueError as error:
         raise RequestError("attention", _first_message(error)) from error
     _check_layers(attention, preset)

@@ -5,8 +5,10 @@ Knows: how a job's setting maps to a swap, and what ran. Does not know: operator
 
 import dataclasses
 from collections import Counter
+from typing import Literal
 
-from attention import SwapHandle, swap
+from attention import AnchorLocalBackend, AnchorLocalPattern, Backend, SwapHandle, WindowBackend, swap
+from configs.attention import AttentionConfig
 from configs.job import AttentionReport, JobFailedError, JobParameters
 from pipelines.loading import LoadedPipeline
 
@@ -19,21 +21,34 @@ def swapped(loaded: LoadedPipeline, params: JobParameters) -> SwapHandle:
     """
     grid = loaded.preset.geometry.token_grid(params.width, params.height, params.num_frames)
     try:
-        setting = params.attention.resolved(grid[1:])
+        setting = params.attention.resolved(grid)
         if setting.backend == "dense":
             return swap(loaded.pipe, "dense")
-        block_size, anchor_stride = setting.block_size, setting.anchor_stride
         return swap(
             loaded.pipe,
-            setting.backend,
-            block_size=None if block_size == "auto" else block_size,
-            anchor_stride=None if anchor_stride == "auto" else anchor_stride,
-            anchor_offset=setting.anchor_offset,
+            _backend(setting),
             dense_layers=setting.dense_layers,
             min_tokens=setting.min_tokens,
         )
     except ValueError as error:
         raise JobFailedError("invalid_input", f"attention: {error}") from error
+
+
+def _backend(setting: AttentionConfig) -> Backend:
+    """What a setting without ``auto`` says."""
+    if setting.backend == "window":
+        window = _count(setting.window)
+        return WindowBackend((window, window), setting.window_unit, setting.global_frames)
+    pattern = AnchorLocalPattern(
+        _count(setting.block_size), _count(setting.anchor_stride), setting.anchor_offset
+    )
+    return AnchorLocalBackend(pattern)
+
+
+def _count(value: int | Literal["auto"]) -> int:
+    if value == "auto":
+        raise ValueError("a value is still auto")
+    return value
 
 
 def attention_report(handle: SwapHandle, before: AttentionReport | None = None) -> AttentionReport:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from attention.pattern import density
+from attention.window_sink.window import Window
+from configs.attention import AttentionConfig
 from configs.job import AttentionReport, JobParameters
 from configs.model_preset import ModelPreset
 
@@ -23,8 +25,9 @@ class ClipCost:
 
 def clip_cost(parameters: JobParameters, preset: ModelPreset) -> ClipCost:
     """The cost of a clip that has not run."""
-    tokens = prod(preset.geometry.token_grid(parameters.width, parameters.height, parameters.num_frames))
-    sparse = _sparse_density(parameters, tokens)
+    grid = preset.geometry.token_grid(parameters.width, parameters.height, parameters.num_frames)
+    tokens = prod(grid)
+    sparse = _sparse_density(parameters.attention, tokens, tokens // grid[0])
     share = _sparse_share(parameters, preset)
     return ClipCost(tokens, transformer_passes(parameters), share * sparse + 1.0 - share, sparse)
 
@@ -40,13 +43,19 @@ def attended_share(report: AttentionReport) -> float:
     return (report.sparse_calls * report.density + report.dense_calls) / calls if calls else 1.0
 
 
-def _sparse_density(parameters: JobParameters, tokens: int) -> float:
+def _sparse_density(attention: AttentionConfig, tokens: int, frame_tokens: int) -> float:
     """Of a sparse call; 1 where none is sparse."""
-    attention = parameters.attention
     if attention.backend == "dense" or tokens < attention.min_tokens:
         return 1.0
+    unresolved = "the attention of a job is resolved before it is estimated"
+    if attention.backend == "window":
+        if attention.window == "auto":
+            raise ValueError(unresolved)
+        sides = (attention.window, attention.window)
+        window = Window.of_clip(sides, attention.window_unit, attention.global_frames, frame_tokens)
+        return window.allowed_pairs(tokens) / tokens**2
     if attention.block_size == "auto" or attention.anchor_stride == "auto":
-        raise ValueError("the attention of a job is resolved before it is estimated")
+        raise ValueError(unresolved)
     return density(tokens, attention.block_size, attention.anchor_stride, attention.anchor_offset)
 
 

@@ -70,10 +70,12 @@ def window_sink_attention(
         settings = (left, right, unit, global_keys, global_queries, causal)
         compiled: Tensor = _operator(q, k, v, cu_seqlens, *settings, sinks, sink_mode, scale, impl)
         return compiled
-    seen = Window(*_pair(window), unit, global_keys, global_queries, causal)
+    seen = Window(*window_pair(window), unit, global_keys, global_queries, causal)
     scale = _check(q, k, v, scale)
     _check_cu_seqlens(cu_seqlens, q)
-    checked_sinks = _check_sinks(sinks, sink_mode, q)
+    checked_sinks = check_sinks(sinks, sink_mode)
+    if checked_sinks is not None:
+        _check_sinks_of(q, checked_sinks.logits)
     chosen = resolve_impl(impl, q)
     if chosen == "triton":
         if not cu_seqlens.is_cuda:
@@ -144,7 +146,8 @@ def sequence_bounds(cu_seqlens: Tensor, total: int) -> list[int]:
     return bounds
 
 
-def _pair(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+def window_pair(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    """The window as a pair. Raises ValueError if it is none."""
     if not isinstance(window, tuple) or len(window) != 2:
         raise ValueError(f"window must be a pair (left, right), got {window!r}")
     return window
@@ -192,7 +195,8 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
         )
 
 
-def _check_sinks(sinks: Tensor | None, sink_mode: SinkMode | None, q: Tensor) -> Sinks | None:
+def check_sinks(sinks: Tensor | None, sink_mode: SinkMode | None) -> Sinks | None:
+    """Both together. Raises ValueError if one comes without the other, or for another dtype or mode."""
     known = ", ".join(get_args(SinkMode))
     if sinks is None:
         if sink_mode is not None:
@@ -200,11 +204,16 @@ def _check_sinks(sinks: Tensor | None, sink_mode: SinkMode | None, q: Tensor) ->
         return None
     if sink_mode is None or sink_mode not in get_args(SinkMode):
         raise ValueError(f"sinks need a sink_mode, one of {known}, got {sink_mode!r}")
-    if sinks.shape != (q.shape[1],) or sinks.dtype != torch.float32:
+    if sinks.dtype != torch.float32:
+        raise ValueError(f"sinks must be float32, got {sinks.dtype} of shape {tuple(sinks.shape)}")
+    return Sinks(sinks, sink_mode)
+
+
+def _check_sinks_of(q: Tensor, sinks: Tensor) -> None:
+    if sinks.shape != (q.shape[1],):
         raise ValueError(
             f"sinks must be float32 of shape [heads] = [{q.shape[1]}], "
             f"got {sinks.dtype} of shape {tuple(sinks.shape)}"
         )
     if sinks.device != q.device:
         raise ValueError(f"sinks must be on the device of q, {q.device}, got {sinks.device}")
-    return Sinks(sinks, sink_mode)

@@ -9,6 +9,7 @@ always sees itself, so no row is ever empty.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,29 @@ class Window:
     def __post_init__(self) -> None:
         for name in ("left", "right"):
             side = getattr(self, name)
-            if side is not None and not _is_count(side):
+            if side is not None and not is_count(side):
                 raise ValueError(f"window {name} must be None (unbounded) or an integer >= 0, got {side!r}")
         for name, least in (("unit", 1), ("global_keys", 0), ("global_queries", 0)):
             value = getattr(self, name)
-            if not _is_count(value) or value < least:
+            if not is_count(value) or value < least:
                 raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+
+    @classmethod
+    def of_clip(
+        cls,
+        sides: tuple[int | None, int | None],
+        unit: Literal["frames", "tokens"],
+        global_frames: int,
+        frame_tokens: int,
+    ) -> "Window":
+        """A window over a clip whose tokens lie frame by frame, ``frame_tokens`` each."""
+        left, right = sides
+        return cls(
+            left,
+            right,
+            unit=frame_tokens if unit == "frames" else 1,
+            global_keys=global_frames * frame_tokens,
+        )
 
     def within(self, length: int) -> Bounds:
         """The same window as numbers of about ``length`` that mean the same in sequences up to it."""
@@ -92,7 +110,8 @@ class Window:
         return pairs
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether it is an integer of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 

@@ -12,38 +12,20 @@ from diffusers import WanPipeline, WanTransformer3DModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 import attention
 from attention.anchor_local.reference import allowed
 from attention.registry import BACKENDS
 from configs.attention import AttentionBackend
+from tests.attention import tiny_transformer
+from tests.attention.tiny_transformer import GRID, LAYERS, TEXT_TOKENS, TOKENS, Grid, run
 
-Grid = tuple[int, int, int]
-# 3 latent frames of 5 x 7 tokens, no multiple of anything.
-GRID: Grid = (3, 5, 7)
-TOKENS = 105
-TEXT_TOKENS = 9
-LAYERS = 3
 PATTERNS = [(20, 7, 3), (35, 4, 0), (3, 13, 0), (104, 50, 49)]
 
 
 @pytest.fixture(scope="module")
 def transformer() -> WanTransformer3DModel:
-    torch.manual_seed(0)
-    model = WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=32,
-        in_channels=4,
-        out_channels=4,
-        text_dim=16,
-        freq_dim=32,
-        ffn_dim=64,
-        num_layers=LAYERS,
-        rope_max_seq_len=32,
-    )
-    return model.eval()
+    return tiny_transformer.tiny_transformer()
 
 
 @pytest.fixture(autouse=True)
@@ -52,32 +34,10 @@ def _no_grad() -> Iterator[None]:
         yield
 
 
-def run(transformer: Any, timestep: Tensor | None = None, grid: Grid = GRID) -> Tensor:
-    """One forward pass of a classifier-free-guidance batch of two."""
-    generator = torch.Generator().manual_seed(0)
-    dtype = transformer.dtype
-    latents = torch.randn(2, 4, grid[0], 2 * grid[1], 2 * grid[2], generator=generator).to(dtype)
-    text = torch.randn(2, TEXT_TOKENS, 16, generator=generator).to(dtype)
-    timestep = torch.tensor([700.0, 700.0]) if timestep is None else timestep
-    out: Tensor = transformer(
-        hidden_states=latents, timestep=timestep, encoder_hidden_states=text, return_dict=False
-    )[0]
-    return out
-
-
 def run_masked(transformer: Any, pattern: attention.AnchorLocalPattern, grid: Grid = GRID) -> Tensor:
     """The same model with the boolean mask in self-attention, in raster order."""
     positions = torch.arange(grid[0] * grid[1] * grid[2])
-    mask = allowed(pattern, positions, positions)
-
-    def masked(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        is_cross = key.shape[1] == TEXT_TOKENS
-        return scaled_dot_product_attention(q, k, v, attn_mask=None if is_cross else mask).transpose(1, 2)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformer_wan, "dispatch_attention_fn", masked)
-        return run(transformer, grid=grid)
+    return tiny_transformer.run_masked(transformer, allowed(pattern, positions, positions), grid)
 
 
 @pytest.mark.parametrize("impl", ["torch", "triton"])
@@ -253,10 +213,12 @@ def test_pipeline_as_target_swaps_its_transformers(transformer: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": "flashy"}, "unknown attention backend 'flashy'; known: anchor_local, dense"),
+        ({"backend": "flashy"}, "unknown attention backend 'flashy'; known: anchor_local, dense, window"),
         ({"block_size": 4}, "anchor_local needs block_size and anchor_stride"),
         ({"block_size": 4, "anchor_stride": 0}, "anchor_stride must be at least 1, got 0"),
         ({"backend": "dense", "block_size": 4}, "backend dense takes no block_size"),
+        ({"backend": "dense", "dense_layers": [1]}, "backend dense takes no dense_layers"),
+        ({"block_size": 4, "anchor_stride": 2, "window": 1}, "backend anchor_local takes no window"),
         (
             {"block_size": 4, "anchor_stride": 2, "dense_layers": [3]},
             r"names \[3\], but there are layers 0 .. 2",

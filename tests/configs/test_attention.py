@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.attention import AttentionConfig, AttentionOverrides
+from attention.window_sink.window import Window
+from configs.attention import AttentionConfig, AttentionOverrides, WindowUnit
+from configs.job import AttentionReport
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_auto_values_are_whole_frames_and_a_stride_that_visits_every_column(rows: int, columns: int) -> None:
-    resolved = AttentionConfig().resolved((rows, columns))
+    resolved = AttentionConfig().resolved((21, rows, columns))
     assert resolved.block_size == 2 * rows * columns
     assert isinstance(resolved.anchor_stride, int)
     assert resolved.anchor_stride >= 16
@@ -22,8 +24,28 @@ def test_auto_values_are_whole_frames_and_a_stride_that_visits_every_column(rows
 
 def test_given_values_are_kept() -> None:
     config = AttentionConfig(block_size=100, anchor_stride=4, anchor_offset=3)
-    assert config.resolved((30, 52)) == config
-    assert AttentionConfig(backend="dense").resolved((30, 52)).block_size == "auto"
+    assert config.resolved((21, 30, 52)) == config
+    assert AttentionConfig(backend="dense").resolved((21, 30, 52)).block_size == "auto"
+
+
+@pytest.mark.parametrize(
+    ("frames", "unit", "window"),
+    [(9, "frames", 1), (21, "frames", 2), (31, "frames", 3), (1, "frames", 1), (21, "tokens", 2 * 1560)],
+)
+def test_an_auto_window_is_an_eighth_of_the_clip(frames: int, unit: WindowUnit, window: int) -> None:
+    resolved = AttentionConfig(backend="window", window_unit=unit).resolved((frames, 30, 52))
+    assert (resolved.window, resolved.window_unit, resolved.global_frames) == (window, unit, 1)
+    # The settings of the other backend stay as they were said.
+    assert (resolved.block_size, resolved.anchor_stride) == ("auto", "auto")
+    assert AttentionConfig().resolved((frames, 30, 52)).window == "auto"
+
+
+@pytest.mark.parametrize("frames", [13, 21, 31, 33, 61])
+def test_an_auto_window_is_careful(frames: int) -> None:
+    window = AttentionConfig(backend="window").resolved((frames, 1, 1)).window
+    assert window != "auto"
+    pairs = Window(window, window, global_keys=1).allowed_pairs(frames)
+    assert 0.2 < pairs / frames**2 < 0.4
 
 
 @pytest.mark.parametrize(
@@ -41,6 +63,9 @@ def test_dense_steps_below_one_are_a_share_else_a_count(dense_steps: float, step
         ({"anchor_stride": 4, "anchor_offset": 4}, "anchor_offset=4 must be below anchor_stride=4"),
         ({"block_size": 0}, "block_size"),
         ({"backend": "flash"}, "anchor_local"),
+        ({"window": -1}, "window"),
+        ({"window_unit": "rows"}, "frames"),
+        ({"global_frames": -1}, "global_frames"),
         ({"block": 4}, "block"),
     ],
 )
@@ -51,7 +76,7 @@ def test_invalid_values_are_named(values: dict[str, object], message: str) -> No
 
 def test_an_offset_is_checked_against_the_resolved_stride() -> None:
     with pytest.raises(ValueError, match="anchor_offset=40 must be below anchor_stride=17"):
-        AttentionConfig(anchor_offset=40).resolved((16, 16))
+        AttentionConfig(anchor_offset=40).resolved((9, 16, 16))
 
 
 def test_overrides_lie_over_the_base() -> None:
@@ -63,3 +88,34 @@ def test_overrides_lie_over_the_base() -> None:
         AttentionOverrides(backend="dense", block_size=4).over(base)
     with pytest.raises(ValueError, match="anchor_stride has no effect with backend=dense"):
         AttentionOverrides(anchor_stride=4).over(AttentionConfig(backend="dense"))
+
+
+def test_settings_of_another_backend_have_no_effect_and_are_refused() -> None:
+    window = AttentionConfig(backend="window")
+    for said, base, message in (
+        ({"anchor_stride": 4}, window, "anchor_stride has no effect with backend=window; leave it out"),
+        ({"window": 2}, AttentionConfig(), "window has no effect with backend=anchor_local"),
+        (
+            {"backend": "window", "block_size": 4},
+            AttentionConfig(),
+            "block_size has no effect with backend=w",
+        ),
+        ({"backend": "dense", "global_frames": 1}, window, "global_frames has no effect with backend=dense"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AttentionOverrides.model_validate(said).over(base)
+    merged = AttentionOverrides(backend="window", window=2).over(
+        AttentionConfig(anchor_stride=9, dense_steps=2)
+    )
+    assert (merged.backend, merged.window, merged.dense_steps) == ("window", 2, 2)
+    assert AttentionOverrides(backend="anchor_local").over(merged).anchor_stride == 9
+
+
+def test_settings_of_jobs_from_before_there_were_windows_still_parse() -> None:
+    old = {"backend": "anchor_local", "block_size": 32, "anchor_stride": 17, "anchor_offset": 0}
+    config = AttentionConfig.model_validate(old | {"dense_steps": 0.2, "dense_layers": [], "min_tokens": 0})
+    assert (config.block_size, config.window) == (32, "auto")
+    report = AttentionReport.model_validate(
+        old | {"implementation": "torch", "tokens": 48, "density": 0.5, "sparse_calls": 1, "dense_calls": 0}
+    )
+    assert (report.block_size, report.window, report.sink_mode) == (32, None, None)

@@ -36,6 +36,21 @@ def test_auto_values_are_those_of_the_clip(loaded: LoadedPipeline, params: JobPa
         assert (handle.report().block_size, handle.report().anchor_stride) == (32, 17)
 
 
+def test_a_window_and_its_auto_value(loaded: LoadedPipeline, params: JobParameters) -> None:
+    setting = AttentionConfig(backend="window", window=2, window_unit="tokens", global_frames=0)
+    with swapped(loaded, _with(params, setting)) as handle:
+        report = handle.report()
+    assert (report.backend, report.window, report.window_unit, report.global_frames) == (
+        "window",
+        (2, 2),
+        "tokens",
+        0,
+    )
+    with swapped(loaded, _with(params, AttentionConfig(backend="window"))) as handle:
+        assert (handle.report().window, handle.report().global_frames) == ((1, 1), 1)
+    assert handle.report().block_size is None
+
+
 def test_dense_leaves_out_the_pattern(loaded: LoadedPipeline, params: JobParameters) -> None:
     with swapped(loaded, _with(params, AttentionConfig(backend="dense"))) as handle:
         assert (handle.report().backend, handle.report().block_size) == ("dense", None)

@@ -55,6 +55,21 @@ def test_dense_steps_and_layers_attend_to_everything(
 
 
 @pytest.mark.parametrize(
+    ("window", "pairs"),
+    [
+        ({"window": 0}, (3 + 2) * 16**2),  # each frame itself, the later two also the first
+        ({"window": 0, "global_frames": 0}, 3 * 16**2),
+        ({"window": 1, "window_unit": "tokens", "global_frames": 0}, 3 * TOKENS - 2),
+    ],
+)
+def test_a_window_attends_to_its_frames_and_the_first(window: dict[str, object], pairs: int) -> None:
+    attention = AttentionConfig.model_validate(
+        {"backend": "window", "dense_steps": 0, "min_tokens": 0} | window
+    )
+    assert clip_cost(with_attention(attention), preset_of_layers(2)).sparse_density == pairs / TOKENS**2
+
+
+@pytest.mark.parametrize(
     "attention",
     [SPARSE.model_copy(update={"backend": "dense"}), SPARSE.model_copy(update={"min_tokens": 49})],
 )

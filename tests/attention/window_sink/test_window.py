@@ -1,4 +1,5 @@
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,6 @@ def test_sides_are_counts_or_none(bad: object) -> None:
         ({"global_queries": True}, "global_queries must be an integer >= 0, got True"),
     ],
 )
-def test_counts_out_of_range(values: dict[str, int], message: str) -> None:
+def test_counts_out_of_range(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Window(1, 1, **values)

@@ -52,7 +52,7 @@ def test_both_stages_end_in_a_folder_that_samples(tmp_path: Path) -> None:
 
 
 def test_sparse_training_is_the_general_default() -> None:
-    served = AttentionConfig().resolved((16, 16))
+    served = AttentionConfig().resolved((9, 16, 16))
     assert served.backend == "anchor_local"
     assert served.block_size == sparsity.BLOCK_FRAMES * 16 * 16
     assert served.anchor_stride == sparsity.ANCHOR_STRIDE

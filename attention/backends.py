@@ -1,0 +1,127 @@
+"""What can be put into self-attention: the contract of a backend, and the dense one.
+
+Knows: what the swap asks of a backend. Does not know: any operator, transformers, or when calls run dense.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from attention.window_sink.sinks import SinkMode
+
+WindowUnit = Literal["frames", "tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGrid:
+    """The video tokens of one forward pass, frame by frame, each in raster order."""
+
+    frames: int
+    rows: int
+    columns: int
+
+    @property
+    def frame_tokens(self) -> int:
+        """Tokens of one latent frame."""
+        return self.rows * self.columns
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the clip."""
+        return self.frames * self.frame_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenOrder:
+    """Another order of the tokens of a pass.
+
+    Attributes:
+        order: int64 [tokens], on the device; ordered token i is token ``order[i]`` of the caller.
+        inverse: int64 [tokens]; the caller's token r is ordered token ``inverse[r]``.
+    """
+
+    order: Tensor
+    inverse: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendSettings:
+    """Settings of whichever backend, for reports; None: this backend has no such setting.
+
+    Attributes:
+        block_size, anchor_stride, anchor_offset: the pattern of ``anchor_local``, in tokens.
+        window: units to the left and to the right that a token of ``window`` sees; None is unbounded.
+        window_unit: what the window counts.
+        global_frames: latent frames at the start that every token of ``window`` sees.
+        sink_mode: what the sinks of ``window`` mean, if it has any.
+    """
+
+    block_size: int | None = None
+    anchor_stride: int | None = None
+    anchor_offset: int | None = None
+    window: tuple[int | None, int | None] | None = None
+    window_unit: WindowUnit | None = None
+    global_frames: int | None = None
+    sink_mode: SinkMode | None = None
+
+
+class Plan(Protocol):
+    """A backend on one grid: what the sparse calls of a forward pass do."""
+
+    @property
+    def allowed_pairs(self) -> int:
+        """(query, key) pairs that attend, of each head and batch entry."""
+
+    def order(self, device: torch.device) -> TokenOrder | None:
+        """The order that ``attend`` wants tokens in; None: as they come."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int) -> Tensor:
+        """Self-attention of layer ``layer`` on [batch, tokens, heads, head_dim]; returns the shape of q."""
+
+    def implementation(self, q: Tensor) -> str:
+        """What computes ``attend`` for such a tensor."""
+
+
+class Backend(Protocol):
+    """Self-attention as one setting says. Immutable; one object serves all passes of all transformers."""
+
+    @property
+    def name(self) -> str:
+        """As in the settings of a job."""
+
+    @property
+    def settings(self) -> BackendSettings:
+        """What it was made with."""
+
+    @property
+    def differs_by_layer(self) -> bool:
+        """Whether ``attend`` looks at the layer; if not, one compiled graph serves all layers."""
+
+    @property
+    def why_never_dense(self) -> str | None:
+        """Why no call may run dense instead; None: any may."""
+
+    def check(self, layers: int, heads: int) -> None:
+        """Raise ValueError unless it fits a transformer of so many layers and heads."""
+
+    def plan(self, grid: TokenGrid) -> Plan | None:
+        """What a pass over this grid does; None: every call is dense."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBackend:
+    """Replaces nothing; calls are only counted."""
+
+    name: str = "dense"
+    settings: BackendSettings = BackendSettings()
+    differs_by_layer: bool = False
+    why_never_dense: str | None = None
+
+    def check(self, layers: int, heads: int) -> None:
+        """Any transformer will do."""
+
+    def plan(self, grid: TokenGrid) -> None:
+        """Every call is dense."""
+        return
