@@ -58,7 +58,7 @@ WINDOW ahead AS (ORDER BY jobs.priority DESC, jobs.id);
 -- name: ahead
 -- What would run before a new job of that priority.
 SELECT COUNT(*) AS count,
-       TOTAL((total_steps - checkpoint_step) * step_seconds + other_seconds) AS seconds,
+       COALESCE(SUM((total_steps - checkpoint_step) * step_seconds + other_seconds), 0.0) AS seconds,
        COUNT(step_seconds) AS measured
 FROM jobs LEFT JOIN shape_timings USING (shape)
 WHERE status = 'queued' AND jobs.model = :model AND priority >= :priority;
