@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from configs.job import (
     JobCancelledError,
@@ -12,7 +13,8 @@ from configs.job import (
     StageStarted,
     StepFinished,
 )
-from pipelines import LoadedPipeline, run_job
+from configs.model_preset import ModelPreset
+from pipelines import LoadedPipeline, load_pipeline, run_job
 from tests.pipelines.jobs import (
     AFTER_LAST_STEP,
     AFTER_THUMBNAIL,
@@ -105,3 +107,20 @@ def test_closing_the_iterator_cancels_the_job(
     assert [path.name for path in tmp_path.iterdir()] == ["expected.mp4"]
     after, _ = finished(loaded, params, tmp_path / "clip.mp4")
     assert after.file == expected.file
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "call", [IN_TEXT, IN_FIRST_STEP, IN_SECOND_STEP, AFTER_LAST_STEP, IN_DECODE, IN_ROUNDING, IN_FILE]
+)
+def test_a_cancelled_job_gives_the_gpu_its_memory_back(
+    preset: ModelPreset, params: JobParameters, tmp_path: Path, call: int
+) -> None:
+    on_gpu = load_pipeline(preset, device="cuda")
+    finished(on_gpu, params, tmp_path / "first.mp4")
+    on_gpu.texts.clear()
+    held = torch.cuda.memory_allocated()
+    with pytest.raises(JobCancelledError):
+        list(run_job(on_gpu, params, JobPaths(tmp_path / "clip.mp4"), is_cancelled=CancelAt(call)))
+    assert torch.cuda.memory_allocated() == held

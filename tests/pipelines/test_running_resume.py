@@ -18,7 +18,7 @@ from configs.job import (
     StageStarted,
     StepFinished,
 )
-from pipelines import LoadedPipeline, run_job
+from pipelines import LoadedPipeline, load_pipeline, run_job
 from tests.pipelines.jobs import CancelAt, bytes_of_tensors, finished
 
 REPOSITORY = Path(__file__).parents[2]
@@ -230,3 +230,17 @@ def test_cancel_while_a_checkpoint_is_written(
     assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [1]
     assert [path.name for path in folder.iterdir()] == ["checkpoint.safetensors"]
     assert finished(loaded, job, paths.video, paths.checkpoint)[0].resumed_from_step == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("last", [1, 3, 5, STEPS])
+def test_a_job_on_a_gpu_ends_with_the_same_clip(
+    loaded: LoadedPipeline, job: JobParameters, tmp_path: Path, last: int
+) -> None:
+    on_gpu = load_pipeline(loaded.preset, device="cuda")
+    expected, _ = finished(on_gpu, job, tmp_path / "expected.mp4")
+    path = _stopped_after(on_gpu, job, last, tmp_path)
+    result, _ = finished(on_gpu, job, tmp_path / "clip.mp4", path)
+    assert result.resumed_from_step == last
+    _assert_same_clip(result, expected)
