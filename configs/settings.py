@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from configs.attention import AttentionBackend, AttentionOverrides, CountFromZero, DenseSteps, TokenCount
+from configs.attention import (
+    AttentionBackend,
+    AttentionOverrides,
+    CountFromZero,
+    DenseSteps,
+    TokenCount,
+    WindowUnit,
+)
 from configs.model_preset import BUNDLED_MODEL
 
 PREFIX = "REELWRIGHT_"
@@ -52,7 +59,7 @@ class Settings(BaseSettings):
         default="auto", description="Number format of the transformer; auto suits the device."
     )
     attention_backend: AttentionBackend | None = Field(
-        default=None, description="Self-attention of the server: anchor_local or dense. Default: the model's."
+        default=None, description="Self-attention: anchor_local, window or dense. Default: the model's."
     )
     block_size: TokenCount | Literal["auto"] | None = Field(
         default=None, description="Tokens per local block of anchor_local, or auto. Default: the model's."
@@ -62,6 +69,16 @@ class Settings(BaseSettings):
     )
     anchor_offset: CountFromZero | None = Field(
         default=None, description="Position of the first anchor. Default: the model's."
+    )
+    window: CountFromZero | Literal["auto"] | None = Field(
+        default=None, description="Units to either side that window sees, or auto. Default: the model's."
+    )
+    window_unit: WindowUnit | None = Field(
+        default=None,
+        description="What the window counts: frames (latent ones) or tokens. Default: the model's.",
+    )
+    global_frames: CountFromZero | None = Field(
+        default=None, description="First latent frames that all of window sees. Default: the model's."
     )
     dense_steps: DenseSteps | None = Field(
         default=None,
@@ -194,6 +211,9 @@ class Settings(BaseSettings):
             block_size=self.block_size,
             anchor_stride=self.anchor_stride,
             anchor_offset=self.anchor_offset,
+            window=self.window,
+            window_unit=self.window_unit,
+            global_frames=self.global_frames,
             dense_steps=self.dense_steps,
             min_tokens=self.min_tokens,
         )

@@ -23,6 +23,9 @@ ATTENTION_FIELDS = (
     "block_size",
     "anchor_stride",
     "anchor_offset",
+    "window",
+    "window_unit",
+    "global_frames",
     "dense_steps",
     "min_tokens",
 )
