@@ -30,13 +30,29 @@ def cut_words(preset: ModelPreset, field: str, text: str) -> str | None:
     Raises:
         TokenizerNotFoundError: the tokenizer's file is not there, or cannot be read.
     """
+    cut = what_is_cut(*_tokens(preset, text), preset.max_sequence_length)
+    return None if cut is None else f"{field}: {cut}"
+
+
+def cut_text(preset: ModelPreset, text: str) -> str:
+    """The part of a text that the model does not read; empty if it reads all of it.
+
+    Raises:
+        TokenizerNotFoundError: as ``cut_words``.
+    """
+    cleaned, spans, special = _tokens(preset, text)
+    if len(spans) + special <= preset.max_sequence_length:
+        return ""
+    return cleaned[spans[max(0, preset.max_sequence_length - special)][0] :].strip()
+
+
+def _tokens(preset: ModelPreset, text: str) -> tuple[str, list[tuple[int, int]], int]:
+    """The cleaned text, the character ranges of its tokens, and the number of tokens that are added."""
     cleaned = clean_prompt(text)
     encoded = _tokenizer(tokenizer_file(preset)).encode(cleaned)
-    spans = [
-        span for span, mark in zip(encoded.offsets, encoded.special_tokens_mask, strict=True) if not mark
-    ]
-    cut = what_is_cut(cleaned, spans, len(encoded.ids) - len(spans), preset.max_sequence_length)
-    return None if cut is None else f"{field}: {cut}"
+    marks = encoded.special_tokens_mask
+    spans = [span for span, mark in zip(encoded.offsets, marks, strict=True) if not mark]
+    return cleaned, spans, len(encoded.ids) - len(spans)
 
 
 def what_is_cut(cleaned: str, spans: Sequence[tuple[int, int]], special: int, limit: int) -> str | None:

@@ -3,10 +3,13 @@
 Knows: how the parts that know are asked. Does not know: arithmetic, SQL or HTTP.
 """
 
+from collections.abc import Mapping
+
+from configs.model_preset import ModelPreset
+from configs.prompt_length import TokenizerNotFoundError, cut_text, cut_words
 from server.clip_cost import clip_cost
-from server.cut_words import cut_words
 from server.estimates import Estimate, estimate, seconds_until_start
-from server.schemas import CutWords, RerunRequest, VideoEstimate, VideoRequest
+from server.schemas import RerunRequest, VideoEstimate, VideoRequest
 from server.services import Services
 from server.submission import resolve_request
 
@@ -24,9 +27,8 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
     frames, fps, steps = parameters.num_frames, parameters.fps, parameters.num_inference_steps
     is_guided = parameters.guidance_scale > 1.0
     is_sparse = parameters.attention.backend != "dense"
-    cut = CutWords(
-        prompt=cut_words(preset, parameters.prompt),
-        negative_prompt=cut_words(preset, parameters.negative_prompt) if is_guided else [],
+    texts = {"prompt": parameters.prompt} | (
+        {"negative_prompt": parameters.negative_prompt} if is_guided else {}
     )
     return VideoEstimate(
         model=parameters.model,
@@ -43,7 +45,7 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
         density=cost.sparse_density,
         mean_density=cost.density,
         dense_steps=parameters.attention.dense_step_count(steps) if is_sparse else steps,
-        cut_words=cut,
+        cut_words=_cut_words(preset, texts),
         predicted_seconds=_rounded(found.seconds),
         predicted_peak_memory_bytes=found.peak_memory_bytes,
         basis=found.basis,
@@ -52,17 +54,15 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
         fits_reason=_fits_reason(found, memory),
         queue_position=place.position,
         starts_in_seconds=_rounded(seconds_until_start(services.jobs, parameters.model, place)),
-        warnings=_warnings(services, request, cut, is_guided=is_guided, seconds=frames / fps),
+        warnings=[
+            *_warnings(services, request, is_guided=is_guided, seconds=frames / fps),
+            *_cut_warnings(preset, texts),
+        ],
     )
 
 
 def _warnings(
-    services: Services,
-    request: VideoRequest | RerunRequest,
-    cut: CutWords,
-    *,
-    is_guided: bool,
-    seconds: float,
+    services: Services, request: VideoRequest | RerunRequest, *, is_guided: bool, seconds: float
 ) -> list[str]:
     found = []
     if isinstance(request, VideoRequest):
@@ -70,12 +70,24 @@ def _warnings(
             found.append(f"seconds {request.seconds:g} becomes {seconds:g}, the nearest valid length")
         if request.negative_prompt and not is_guided:
             found.append("negative_prompt has no effect: guidance_scale is not above 1")
-    for field, words in cut:
-        if words:
-            found.append(f"{field}: {len(words)} words do not fit the text encoder")
     if services.supervisor.is_stopping:
         found.append("the server is stopping and takes no jobs")
     return found
+
+
+def _cut_words(preset: ModelPreset, texts: Mapping[str, str]) -> dict[str, list[str]] | None:
+    try:
+        return {field: cut_text(preset, text).split() for field, text in texts.items()}
+    except TokenizerNotFoundError:
+        return None
+
+
+def _cut_warnings(preset: ModelPreset, texts: Mapping[str, str]) -> list[str]:
+    try:
+        found = [cut_words(preset, field, text) for field, text in texts.items()]
+    except TokenizerNotFoundError as error:
+        return [f"whether the prompt is too long is not known: {error}"]
+    return [warning for warning in found if warning is not None]
 
 
 def _fits_reason(found: Estimate, memory: int | None) -> str:

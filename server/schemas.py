@@ -234,13 +234,6 @@ class VideoPreview(BaseModel):
     data_url: str
 
 
-class CutWords(BaseModel):
-    """Words that the text encoder would not see; null: the model's tokenizer is not on this machine."""
-
-    prompt: list[str] | None
-    negative_prompt: list[str] | None
-
-
 class VideoEstimate(BaseModel):
     """What a submission would become, and what it would take. Nothing is queued.
 
@@ -262,7 +255,9 @@ class VideoEstimate(BaseModel):
     density: float
     mean_density: float
     dense_steps: int
-    cut_words: CutWords
+    cut_words: dict[str, list[str]] | None = Field(
+        description="Words that the text encoder would not read, by field; null: its tokenizer is not here."
+    )
     predicted_seconds: float | None = Field(description="Of the run, once it has started.")
     predicted_peak_memory_bytes: int | None
     basis: Literal["measured", "scaled"] | None = Field(

@@ -71,9 +71,11 @@ def test_the_place_in_the_queue_depends_on_the_priority(server: RunningServer, c
 def test_words_that_are_cut_are_named(client: httpx.Client) -> None:
     words = ["red", "green"] * 10
     found = estimate(client, prompt=" ".join(words))
-    assert found["cut_words"] == {"prompt": words[15:], "negative_prompt": []}  # 16 tokens, one ends the text
-    assert found["warnings"] == ["prompt: 5 words do not fit the text encoder"]
-    assert estimate(client)["cut_words"] == {"prompt": [], "negative_prompt": []}
+    assert found["cut_words"] == {"prompt": words[15:]}  # of 16 tokens one ends the text
+    (warning,) = found["warnings"]
+    assert warning.startswith("prompt: 15 of 20 text tokens are used; cut: ")
+    guided = estimate(client, guidance_scale=2, negative_prompt=" ".join(words))
+    assert guided["cut_words"] == {"prompt": [], "negative_prompt": words[15:]}
 
 
 def test_a_seed_that_is_not_given_is_not_made_up(client: httpx.Client) -> None:
