@@ -18,6 +18,7 @@ from server.estimates import (
     remaining_seconds,
     retry_after_full_queue,
     retry_after_quota,
+    seconds_until_start,
 )
 from server.job import Job, NewJob
 from server.jobs import JobTable
@@ -208,3 +209,19 @@ def test_memory_that_falls_with_the_length_predicts_none(jobs: JobTable, claims:
     run(jobs, claims, clip(9), peak_memory_bytes=1_000)
     found = estimate(jobs, PRESET, clip(21), 10**9)
     assert (found.peak_memory_bytes, found.fits, found.basis) == (None, None, "scaled")
+
+
+def test_a_new_job_starts_after_all_that_is_before_it(jobs: JobTable, claims: ClaimTable) -> None:
+    complete_one(jobs, claims)
+    jobs.submit(new_job())
+    claims.claim("tiny-wan")
+    jobs.submit(new_job(steps=8))
+    place = jobs.place_of_next("tiny-wan", 0)
+    assert seconds_until_start(jobs, "tiny-wan", place) == 3.0 + 5.0
+    urgent = jobs.place_of_next("tiny-wan", 1)
+    assert seconds_until_start(jobs, "tiny-wan", urgent) == 3.0
+
+
+def test_an_unmeasured_running_job_makes_the_start_unknown(jobs: JobTable, running: Job) -> None:
+    assert running.status == "in_progress"
+    assert seconds_until_start(jobs, "tiny-wan", jobs.place_of_next("tiny-wan", 0)) is None

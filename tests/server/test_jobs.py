@@ -330,3 +330,18 @@ def test_ids_cannot_be_guessed_from_one_another() -> None:
     assert all(re.fullmatch(JOB_ID_PATTERN, job_id) for job_id in ids)
     newest = f"video_{'f' * 15}e{'0' * 16}"
     assert new_job_id(newest).startswith(f"video_{'f' * 16}")
+
+
+def test_a_new_job_would_come_after_its_equals(jobs: JobTable, claims: ClaimTable) -> None:
+    assert jobs.place_of_next("tiny-wan", 0) == QueuePlace(1, 0.0)
+    complete_one(jobs, claims)
+    for priority in (1, 0, -1):
+        jobs.submit(new_job(priority=priority))
+    for priority in (2, 1, 0, -1, -2):
+        place = jobs.place_of_next("tiny-wan", priority)
+        submitted = jobs.submit(new_job(priority=priority)).job.id
+        behind_it = jobs.queue("tiny-wan")[submitted]
+        assert (place.position, place.seconds) == (behind_it.position, 3.0 * (behind_it.position - 1))
+        jobs.delete(submitted)
+    jobs.submit(new_job(steps=5, model="other-model"))
+    assert jobs.place_of_next("other-model", 0) == QueuePlace(2, None)
