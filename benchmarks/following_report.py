@@ -16,7 +16,7 @@ from pipelines import LoadedPipeline
 from pipelines.bundled.read_back import ATTRIBUTES, ReadBack, Score, score_read_backs
 from pipelines.bundled.world import ClipSpec
 
-DENSE, DEFAULT = "dense", "default"
+DENSE, DEFAULT, WINDOW = "dense", "default", "window"
 SHEET_CLIPS = 12
 
 
@@ -78,8 +78,8 @@ def print_report(runs: dict[str, Run]) -> None:
         seconds = (f"{run.seconds.p10:.2f}", f"{run.seconds.median:.2f}")
         cells = (name, *shares, str(run.score.clips), density, *seconds)
         print(f"| {' | '.join(cells)} |")
-    if len(runs) == 2:
-        print(f"\n{DEFAULT} minus {DENSE}, all five: {difference(runs):+.3f}")
+    for name, difference in differences(runs).items():
+        print(f"\n{name.replace('_', ' ')}, all five: {difference:+.3f}")
     for name, run in runs.items():
         for attribute in ATTRIBUTES:
             for each in run.seen:
@@ -88,9 +88,16 @@ def print_report(runs: dict[str, Run]) -> None:
                     print(f"{name}, {attribute}: {shown} in clip {each.params.seed}, {each.params.prompt!r}")
 
 
-def difference(runs: dict[str, Run]) -> float:
-    """All five of the sparse default less those of dense attention."""
-    return runs[DEFAULT].score.all_five - runs[DENSE].score.all_five
+def differences(runs: dict[str, Run]) -> dict[str, float]:
+    """``default_minus_dense`` and the like: all five of a sparse run less those of the dense one, if any."""
+    if DENSE not in runs:
+        return {}
+    dense = runs[DENSE].score.all_five
+    return {
+        f"{name}_minus_{DENSE}": round(run.score.all_five - dense, 4)
+        for name, run in runs.items()
+        if name != DENSE
+    }
 
 
 def as_json(loaded: LoadedPipeline, runs: dict[str, Run], weights: str) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def as_json(loaded: LoadedPipeline, runs: dict[str, Run], weights: str) -> dict[
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "vae_dtype": str(loaded.vae_dtype).removeprefix("torch."),
         "runs": {name: _run_content(run) for name, run in runs.items()},
-    } | ({"default_minus_dense": round(difference(runs), 4)} if len(runs) == 2 else {})
+    } | differences(runs)
 
 
 def _run_content(run: Run) -> dict[str, Any]:
@@ -122,6 +129,6 @@ def _run_content(run: Run) -> dict[str, Any]:
 
 
 def sheet_clips(runs: dict[str, Run]) -> list[NDArray[np.uint8]]:
-    """The first clips of one attention, or of both: dense in the left column, sparse in the right one."""
+    """The first clips of every attention; of two, the first fills the left column and the other the right."""
     each = SHEET_CLIPS // len(runs)
     return [frames for run in runs.values() for frames in run.frames[:each]]

@@ -1,6 +1,7 @@
 """How well clips of the bundled model follow their prompts, with dense and with sparse attention.
 
     python -m benchmarks.prompt_following --clips clips --json prompt_following.json
+    python -m benchmarks.prompt_following --attention dense window --json prompt_following_window.json
 
 Held-out prompts (never trained on) go through the serving path: request, job, MP4. What the MP4 shows is read
 back from its decoded frames. Clip n has seed n, with every attention. An interrupted run goes on from the
@@ -18,6 +19,7 @@ from benchmarks.following_report import (
     DEFAULT,
     DENSE,
     SHEET_CLIPS,
+    WINDOW,
     Run,
     Seen,
     as_json,
@@ -36,6 +38,12 @@ from pipelines.bundled.training.evaluate import contact_sheet
 from pipelines.bundled.world import ClipSpec, held_out_specs
 
 REPORT_EVERY_PROMPTS = 10
+# Which flags go to which attention.
+FLAGS = {
+    DENSE: (),
+    DEFAULT: ("block_size", "anchor_stride", "dense_steps"),
+    WINDOW: ("window", "window_unit", "global_frames", "dense_steps"),
+}
 
 
 def jobs(
@@ -95,16 +103,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _requests(arguments: argparse.Namespace) -> dict[str, GenerationRequest]:
     """A request for each attention setting; prompt and seed are filled in later. Raises ValueError."""
-    said = {
-        name: value
-        for name in ("block_size", "anchor_stride", "dense_steps")
-        if (value := getattr(arguments, name)) is not None
+    flags = {flag for names in FLAGS.values() for flag in names}
+    said = {name: value for name in flags if (value := getattr(arguments, name)) is not None}
+    attentions = {
+        name: ({} if name == DEFAULT else {"backend": name})
+        | {flag: said[flag] for flag in FLAGS[name] if flag in said}
+        for name in dict.fromkeys(arguments.attention)
     }
-    attentions = {DENSE: {"backend": "dense"}, DEFAULT: said}
-    if arguments.attention != "both":
-        attentions = {arguments.attention: attentions[arguments.attention]}
-    if said and DEFAULT not in attentions:
-        raise ValueError(f"{', '.join(said)} has no effect with --attention {DENSE}; leave it out")
+    if unused := sorted(said.keys() - {flag for name in attentions for flag in FLAGS[name]}):
+        chosen = " ".join(attentions)
+        raise ValueError(f"{', '.join(unused)} has no effect with --attention {chosen}; leave it out")
     names = ("size", "num_frames", "num_inference_steps", "guidance_scale")
     clip = {name: getattr(arguments, name) for name in names}
     return {
@@ -123,9 +131,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     most = len(held_out_specs())
     parser.add_argument("--prompts", type=int, default=200, choices=range(1, most + 1), metavar=f"1..{most}")
-    parser.add_argument("--attention", choices=(DEFAULT, DENSE, "both"), default="both")
-    parser.add_argument("--block-size", help="tokens, or auto; like the next two for the sparse clips")
-    parser.add_argument("--anchor-stride", help="tokens, or auto")
+    parser.add_argument(
+        "--attention",
+        nargs="+",
+        choices=tuple(FLAGS),
+        default=(DENSE, DEFAULT),
+        help="one or more, each with all prompts; default: dense default (the model's own)",
+    )
+    parser.add_argument("--block-size", help="of default: tokens, or auto")
+    parser.add_argument("--anchor-stride", help="of default: tokens, or auto")
+    parser.add_argument("--window", help="of window: units to either side, or auto")
+    parser.add_argument("--window-unit", help="of window: frames or tokens")
+    parser.add_argument("--global-frames", type=int, help="of window: first latent frames that all see")
     parser.add_argument("--dense-steps", type=float, help="first steps that run dense; below 1 a share")
     parser.add_argument("--size", help="<width>x<height>")
     parser.add_argument("--num-frames", type=int)

@@ -11,6 +11,8 @@ from PIL import Image
 
 from benchmarks.clips import weights_sha256
 from benchmarks.prompt_following import main
+from configs.attention import AttentionOverrides
+from configs.job import JobParameters
 from configs.model_preset import BUNDLED_MODEL, ModelPreset, find_model
 from configs.resolve import GenerationRequest, resolve
 from pipelines.bundled.drawing import render
@@ -18,7 +20,8 @@ from pipelines.bundled.training.clips import to_frames
 from pipelines.bundled.world import held_out_specs
 from pipelines.mp4 import write_mp4
 
-COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results" / "prompt_following.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+COMMITTED, WINDOW = RESULTS / "prompt_following.json", RESULTS / "prompt_following_window.json"
 SIDE, FRAMES = 96, 29
 SMALL = ["--prompts", "2", "--steps", "2", "--size", f"{SIDE}x{SIDE}", "--num-frames", str(FRAMES)]
 Command = Callable[..., dict[str, Any]]
@@ -59,6 +62,16 @@ def test_measures_both_attentions(command: Command, clips: Path, tmp_path: Path)
     assert len(list(clips.glob("*/*.mp4"))) == 4
 
 
+def test_measures_any_attentions_beside_each_other(command: Command) -> None:
+    found = command("--attention", "dense", "window", "--window", "1", "--dense-steps", "1")
+    assert list(found["runs"]) == ["dense", "window"]
+    dense, window = found["runs"]["dense"], found["runs"]["window"]
+    assert (window["attention"]["window"], window["attention"]["global_frames"]) == ([1, 1], 1)
+    assert (window["attention"]["sparse_calls"], dense["attention"]["sparse_calls"]) == (8, 0)
+    assert found["window_minus_dense"] == window["score"]["all_five"] - dense["score"]["all_five"]
+    assert "default_minus_dense" not in found
+
+
 def test_goes_on_from_kept_clips_and_scores_what_their_files_show(command: Command, clips: Path) -> None:
     """Files in place of those that a first run made: one with what was asked, one with something else."""
     first = command("--attention", "dense")
@@ -88,6 +101,8 @@ def test_makes_a_clip_anew_for_another_setting(command: Command, clips: Path) ->
     [
         (["--size", "100x96"], "width 100 is not a multiple of 16"),
         (["--attention", "dense", "--block-size", "64"], "block_size has no effect"),
+        (["--window", "2"], "window has no effect with --attention dense default"),
+        (["--attention", "window", "--window", "-2"], "window"),
         (["--block-size", "many"], "block_size"),
         (["--prompts", "0"], "--prompts"),
     ],
@@ -108,12 +123,32 @@ def test_committed_scores_are_of_what_is_served(bundled: ModelPreset) -> None:
     committed = json.loads(COMMITTED.read_text())
     assert bundled.folder is not None
     assert committed["weights_sha256"] == weights_sha256(bundled.folder)
-    job = resolve(GenerationRequest(prompt="any"), bundled, bundled.attention)
-    served = job.model_dump(mode="json", exclude={"model", "prompt", "seed"})
-    assert committed["runs"]["default"]["parameters"] == served
-    dense = committed["runs"]["dense"]["parameters"]
-    assert dense["attention"]["backend"] == "dense"
-    assert dense | {"attention": None} == served | {"attention": None}
+    served = resolve(GenerationRequest(prompt="any", seed=0), bundled, bundled.attention)
+    assert _parameters_of(committed["runs"]["default"]) == served
+    dense = _parameters_of(committed["runs"]["dense"])
+    assert dense.attention.backend == "dense"
+    assert dense.model_copy(update={"attention": served.attention}) == served
+
+
+def _parameters_of(run: dict[str, Any]) -> JobParameters:
+    """Of its jobs; settings that there were none of when it ran have the values that mean what it did."""
+    return JobParameters.model_validate(
+        run["parameters"] | {"model": BUNDLED_MODEL, "prompt": "any", "seed": 0}
+    )
+
+
+@pytest.mark.skipif(not WINDOW.exists(), reason="the window's 200 prompts have not been run")
+def test_committed_scores_of_the_window(bundled: ModelPreset) -> None:
+    """Of these weights and of what a request for the window gets."""
+    committed = json.loads(WINDOW.read_text())
+    assert bundled.folder is not None
+    assert committed["weights_sha256"] == weights_sha256(bundled.folder)
+    run = committed["runs"]["window"]
+    asked = GenerationRequest(prompt="any", seed=0, attention=AttentionOverrides(backend="window"))
+    assert _parameters_of(run) == resolve(asked, bundled, bundled.attention)
+    assert run["score"]["clips"] == 200
+    assert run["score"]["all_five"] >= 0.95
+    assert run["attention"]["sparse_calls"] > 0
 
 
 def test_committed_scores_are_good_enough() -> None:
