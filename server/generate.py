@@ -105,6 +105,8 @@ def report(plan: Plan, result: JobResult, console: Console) -> None:
         + (f", {parameters.num_inference_steps} steps of {steps.median:.3f} s" if steps else ""),
         "memory": f"{metrics.peak_memory_bytes / 2**20:.0f} MiB at peak",
     }
+    if result.decode is not None and result.decode.failed:
+        lines["decode"] = f"{result.decode.rung}; out of memory: {', '.join(result.decode.failed)}"
     for name, text in lines.items():
         console.print(f"[bold]{name:>9}[/]  {escape(text)}", highlight=False, soft_wrap=True)
     for warning in result.warnings:
