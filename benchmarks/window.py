@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -36,23 +37,46 @@ INPUT_SETS = 4  # 67 MB each at 16,384 x 8 x 64: together several times the L2 c
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One sequence of bfloat16 and a window of ``side`` tokens to either side."""
+    """One sequence of bfloat16 and a window of ``side`` units to either side."""
 
     tokens: int
     heads: int
     kv_heads: int
     head_dim: int
     side: int
+    unit: int = 1
+    global_keys: int = 0
+
+    @property
+    def window(self) -> Window:
+        """Which keys a query sees."""
+        return Window(self.side, self.side, self.unit, self.global_keys)
 
     @property
     def density(self) -> float:
         """Allowed pairs over all pairs."""
-        return Window(self.side, self.side).allowed_pairs(self.tokens) / self.tokens**2
+        return self.window.allowed_pairs(self.tokens) / self.tokens**2
 
 
-PEER_SHAPES = (Shape(16_384, 8, 8, 64, 64), Shape(16_384, 32, 8, 64, 64), Shape(16_384, 8, 8, 128, 512))
+# 21 latent frames of Wan 2.1 1.3B at 832x480, and of the 14B at 1280x720 with ten heads: two frames to
+# either side, and the first one.
+CLIP_SHAPES = (
+    Shape(21 * 1560, 12, 12, 128, 2, unit=1560, global_keys=1560),
+    Shape(21 * 3600, 10, 10, 128, 2, unit=3600, global_keys=3600),
+)
+PEER_SHAPES = (
+    Shape(16_384, 8, 8, 64, 64),
+    Shape(16_384, 32, 8, 64, 64),
+    Shape(16_384, 8, 8, 128, 512),
+    *CLIP_SHAPES,
+)
 LINEAR = tuple(Shape(2**power, 8, 8, 64, 64) for power in range(14, 19))
-ERROR_SHAPES = (Shape(2_048, 8, 8, 64, 64), Shape(1_000, 32, 8, 64, 64), Shape(777, 4, 2, 72, 32))
+ERROR_SHAPES = (
+    Shape(2_048, 8, 8, 64, 64),
+    Shape(1_000, 32, 8, 64, 64),
+    Shape(777, 4, 2, 72, 32),
+    Shape(9 * 256, 8, 8, 128, 1, unit=256, global_keys=256),
+)
 TUNE_CONFIGS = tuple(
     TileConfig(m, n, warps, stages, fewest_inner)
     for (m, n), warps, stages, fewest_inner in itertools.product(
@@ -124,9 +148,17 @@ def inputs(shape: Shape, device: str, seed: int = 0) -> Inputs:
 def attend(shape: Shape, x: Inputs, mode: SinkMode | None, **changed: Any) -> Tensor:
     """The operator; ``changed`` are its other arguments."""
     sinks = None if mode is None else x.sinks
-    window = (shape.side, shape.side)
     return window_sink_attention(
-        x.q, x.k, x.v, x.cu_seqlens, window=window, sinks=sinks, sink_mode=mode, **changed
+        x.q,
+        x.k,
+        x.v,
+        x.cu_seqlens,
+        window=(shape.side, shape.side),
+        unit=shape.unit,
+        global_keys=shape.global_keys,
+        sinks=sinks,
+        sink_mode=mode,
+        **changed,
     )
 
 
@@ -138,7 +170,7 @@ def eager_bfloat16(shape: Shape, x: Inputs, mode: SinkMode) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", x.q, x.k.repeat_interleave(group, 1)) * shape.head_dim**-0.5
     if mode == "key0_bias":
         scores[:, :, :1] += sinks
-    scores = scores.masked_fill(~allowed(Window(shape.side, shape.side), positions, positions), float("-inf"))
+    scores = scores.masked_fill(~allowed(shape.window, positions, positions), float("-inf"))
     if mode == "null_logit":
         scores = torch.cat([scores, sinks.expand(-1, shape.tokens, 1)], dim=2)
     weights = scores.softmax(-1)[:, :, : shape.tokens]
@@ -185,7 +217,7 @@ def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
 def sdpa_with_mask(shape: Shape, device: str) -> Callable[[Inputs], Tensor]:
     """PyTorch's attention with a boolean tokens x tokens mask."""
     positions = torch.arange(shape.tokens, device=device)
-    mask = allowed(Window(shape.side, shape.side), positions, positions)
+    mask = allowed(shape.window, positions, positions)
 
     def call(x: Inputs) -> Tensor:
         # With enable_gqa and a mask no fused kernel is left, and scores of tokens x tokens would be stored.
@@ -200,7 +232,7 @@ def flex_with_window(shape: Shape, device: str, compiled: bool = True) -> Callab
     """FlexAttention with the window as a block mask."""
 
     def in_window(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q - k).abs() <= shape.side
+        return ((q // shape.unit - k // shape.unit).abs() <= shape.side) | (k < shape.global_keys)
 
     mask = create_block_mask(in_window, None, None, shape.tokens, shape.tokens, device=device)
     attention = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
@@ -209,6 +241,18 @@ def flex_with_window(shape: Shape, device: str, compiled: bool = True) -> Callab
         q, k, v = (part.transpose(0, 1)[None] for part in (x.q, x.k, x.v))
         out: Tensor = attention(q, k, v, block_mask=mask, enable_gqa=shape.heads != shape.kv_heads)
         return out[0].transpose(0, 1)
+
+    return call
+
+
+def dense_sdpa(shape: Shape, device: str) -> Callable[[Inputs], Tensor]:
+    """PyTorch's fastest dense attention here, cuDNN's on Hopper: it sees more than the window."""
+
+    def call(x: Inputs) -> Tensor:
+        k, v = (part.repeat_interleave(shape.heads // shape.kv_heads, 1) for part in (x.k, x.v))
+        q, k, v = (part.transpose(0, 1)[None] for part in (x.q, k, v))
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+            return scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
 
     return call
 
@@ -224,11 +268,11 @@ def flash_with_window(shape: Shape, device: str) -> Callable[[Inputs], Tensor]:
     return call
 
 
-def peers() -> dict[str, Callable[[Shape, str], Callable[[Inputs], Tensor]]]:
-    """Kernels to compare with that exist here."""
+def peers(shape: Shape) -> dict[str, Callable[[Shape, str], Callable[[Inputs], Tensor]]]:
+    """Kernels to compare with that exist here and can do this window."""
     found: dict[str, Callable[[Shape, str], Callable[[Inputs], Tensor]]]
     found = {"SDPA with a mask": sdpa_with_mask, "FlexAttention": flex_with_window}
-    if find_spec("flash_attn") is not None:
+    if shape.unit == 1 and not shape.global_keys and find_spec("flash_attn") is not None:
         found["FlashAttention"] = flash_with_window
     return found
 
@@ -241,11 +285,14 @@ def peer_rows(shape: Shape) -> list[PeerRow]:
     for mode in (None, *MODES):
         timing = graph_seconds([lambda x=x, m=mode: attend(shape, x, m) for x in sets])  # type: ignore[misc]
         rows.append(PeerRow(shape, f"window_sink, {mode or 'no sinks'}", timing, None))
-    for name, build in peers().items():
+    for name, build in peers(shape).items():
         call = build(shape, "cuda")
         difference = float((call(sets[0]).double() - plain).norm() / plain.norm())
         timing = graph_seconds([lambda x=x, c=call: c(x) for x in sets])  # type: ignore[misc]
         rows.append(PeerRow(shape, name, timing, difference))
+    dense = dense_sdpa(shape, "cuda")
+    timing = graph_seconds([lambda x=x: dense(x) for x in sets])  # type: ignore[misc]
+    rows.append(PeerRow(shape, "dense SDPA, all keys", timing, None))
     return rows
 
 
@@ -275,7 +322,7 @@ def doubling_ratios(rows: Sequence[LinearRow]) -> list[float]:
 def tune(shape: Shape) -> list[tuple[TileConfig, float]]:
     """Seconds of every configuration that compiles and fits, fastest first."""
     sets = [inputs(shape, "cuda", seed) for seed in range(INPUT_SETS)]
-    window, scale = Window(shape.side, shape.side), shape.head_dim**-0.5
+    window, scale = shape.window, shape.head_dim**-0.5
     results = []
     for config in TUNE_CONFIGS:
         calls = [
@@ -299,7 +346,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def shape_cell(shape: Shape) -> str:
     """Shape in words."""
-    return f"{shape.tokens:,} x {shape.heads}/{shape.kv_heads} x {shape.head_dim}, window {shape.side}"
+    text = f"{shape.tokens:,} x {shape.heads}/{shape.kv_heads} x {shape.head_dim}, window {shape.side}"
+    if shape.unit > 1:
+        text += f" of {shape.unit}"
+    return text + (f", {shape.global_keys} global" if shape.global_keys else "")
 
 
 def error_table(rows: Sequence[ErrorRow]) -> str:

@@ -18,6 +18,7 @@ from benchmarks.window import (
 )
 
 SMALL = Shape(300, 4, 2, 64, 32)
+FRAMES = Shape(300, 4, 2, 64, 1, unit=40, global_keys=50)
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,9 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def test_errors_of_both_modes_and_of_mistaking_them(device: str) -> None:
-    rows = error_rows(SMALL, device)
+@pytest.mark.parametrize("shape", [SMALL, FRAMES])
+def test_errors_of_both_modes_and_of_mistaking_them(device: str, shape: Shape) -> None:
+    rows = error_rows(shape, device)
     assert [row.mode for row in rows] == ["null_logit", "key0_bias"]
     for row in rows:
         assert 0 < row.error <= row.eager_error
@@ -35,10 +37,11 @@ def test_errors_of_both_modes_and_of_mistaking_them(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_peers_compute_the_same(device: str) -> None:
-    x = inputs(SMALL, device)
-    ours = attend(SMALL, x, None).float()
-    for peer in (sdpa_with_mask(SMALL, device), flex_with_window(SMALL, device, compiled=False)):
+@pytest.mark.parametrize("shape", [SMALL, FRAMES])
+def test_peers_compute_the_same(device: str, shape: Shape) -> None:
+    x = inputs(shape, device)
+    ours = attend(shape, x, None).float()
+    for peer in (sdpa_with_mask(shape, device), flex_with_window(shape, device, compiled=False)):
         torch.testing.assert_close(peer(x).float(), ours, atol=2e-2, rtol=2e-2)
 
 
