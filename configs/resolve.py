@@ -143,7 +143,13 @@ def _num_frames(request: GenerationRequest, preset: ModelPreset, fps: int) -> in
 
 def _at_most(field: str, value: float, limit: float) -> None:
     if value > limit:
-        raise RequestError(field, f"{field} {value:g} is above the limit of {limit:g}")
+        raise RequestError(field, f"{field} {_shown(value)} is above the limit of {_shown(limit)}")
+
+
+def _shown(value: float) -> str:
+    """Short, for an integer of any length too, which no float can hold."""
+    text = str(value) if isinstance(value, int) else f"{value:g}"
+    return text if len(text) <= 20 else f"{text[:17]}..."
 
 
 def _first_message(error: ValueError) -> str:

@@ -8,7 +8,7 @@ import uuid
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server import logs
 from server.errors import ApiError
@@ -27,6 +27,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_in_head = False
         self._is_incomplete = False
         self._silence: asyncio.TimerHandle | None = None
+        self._unanswered: list[RequestResponseCycle] = []
 
     def data_received(self, data: bytes) -> None:
         """Bytes came in; at most one piece more than the limit is ever held."""
@@ -44,6 +45,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
         self._stop_waiting()
+        self._abandon_answers()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -55,6 +57,9 @@ class HttpConnection(HttpToolsProtocol):
         """Called by the parser."""
         self._is_in_head = False
         super().on_headers_complete()
+        self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
+        if self.cycle is not None:
+            self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
@@ -68,6 +73,14 @@ class HttpConnection(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._refuse(408, "request_timeout", f"the request did not go on for {SILENCE_SECONDS:g} seconds")
 
+    def _abandon_answers(self) -> None:
+        # uvicorn tells only the last request of a connection, and starts the ones that wait behind it.
+        self.pipeline.clear()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered.clear()
+
     def _stop_waiting(self) -> None:
         if self._silence is not None:
             self._silence.cancel()
@@ -79,8 +92,9 @@ class HttpConnection(HttpToolsProtocol):
         request_id = uuid.uuid4().hex
         logs.get_logger().info("connection_refused", request=request_id, status=status, code=code)
         # Where another answer is on its way, a second one would be taken for a part of it.
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if not any(cycle.response_started and not cycle.response_complete for cycle in self._unanswered):
             self.transport.write(_answer(ApiError(status, code, message), request_id))
+        self._abandon_answers()
         self.transport.close()
 
 

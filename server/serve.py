@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 import sqlite3
+import sys
 from types import FrameType
 
 import uvicorn
@@ -73,6 +74,8 @@ class DrainingServer(uvicorn.Server):
 def serve(settings: Settings) -> None:
     """Run until a signal. Raises SettingsError and StartError."""
     logs.configure(settings, "api")
+    # Python's helper process of killed workers would warn, in a line of its own format, that it tidied up.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     settings.check_listening()
     preset, attention = choose_model(settings)
     files = DataFolder(settings.data_dir)

@@ -42,6 +42,7 @@ def test_what_is_said_is_kept_zero_included() -> None:
         ({"num_frames": 5, "seconds": 1}, "num_frames", "either seconds or num_frames"),
         ({"seconds": 60}, "seconds", "is 961 frames; wan2.1-t2v-1.3b makes at most 241"),
         ({"num_inference_steps": 201}, "num_inference_steps", "above the limit of 200"),
+        ({"num_inference_steps": 10**400}, "num_inference_steps", r"10{16}\.\.\. is above the limit of 200"),
         ({"guidance_scale": 31}, "guidance_scale", "above the limit of 30"),
         ({"attention": {"backend": "dense", "block_size": 4}}, "attention", "no effect with backend=dense"),
         (

@@ -7,7 +7,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +222,61 @@ def test_a_client_that_goes_away_while_sending_is_no_error(server: RunningServer
     assert [(line["event"], line["status"]) for line in lines()] == [("request", 499)]
 
 
-def test_logs_bind_the_job_and_hold_no_prompt(server: RunningServer) -> None:
-    job_id = server.submit(prompt="an unmistakable heptagon")["id"]
-    server.wait_for_job(job_id, "completed")
-    log = server.log.read_text()
-    assert [line for line in log.splitlines() if job_id in line and "job_completed" in line]
+def provoke(server: RunningServer, word: str) -> str:
+    """Send ``word`` into every kind of trouble that a prompt can meet. Returns the id of the finished job."""
+    server.wait_until_ready()
+    fields: dict[str, Any] = {
+        "prompt": f"an unmistakable {word}",
+        "negative_prompt": f"no {word}",
+        "num_inference_steps": 2,
+    }
+    long = fields | {"num_inference_steps": 900, "size": "128x128"}
+    kind = {"Content-Type": "application/json"}
+    for body in (f'{{"prompt": "{word}", "prompt": ', f'{{"prompt": 1, "{word}": 1}}', f'"{word}"', word):
+        assert server.client.post("/v1/videos", content=body, headers=kind).status_code == 400
+    for form in ({"prompt": word, "seed": word}, {f"a[{word}": "1"}, {"prompt": word, "size": word}):
+        files = {name: (None, value) for name, value in form.items()}
+        assert server.client.post("/v1/videos", files=files).status_code == 400
+    key = {"Idempotency-Key": "once"}
+    assert server.client.post("/v1/videos", json=fields, headers=key).status_code == 202
+    assert server.client.post("/v1/videos", json=fields | {"seed": 2}, headers=key).status_code == 422
+    cancelled = server.submit(**long)["id"]
+    server.wait_for_step(cancelled)
+    server.client.post(f"/v1/videos/{cancelled}/cancel")
+    server.wait_for_job(cancelled, "cancelled")
+    lost = server.submit(**long)["id"]
+    server.wait_for_step(lost)
+    os.kill(server.worker()["worker_pid"], signal.SIGKILL)
+    server.wait_for(lambda: server.job(lost)["status"] == "queued" or server.job(lost)["step"] == 0)
+    server.client.delete(f"/v1/videos/{lost}")
+    blocked = server.submit(**fields)["id"]
+    folder = server.data_dir / "videos" / blocked
+    with suppress(OSError):
+        folder.write_text("in the way")
+    server.wait_for_job(blocked)
+    return str(server.wait_for_job(server.submit(**fields)["id"], "completed")["id"])
+
+
+def test_logs_are_lines_that_bind_the_job_and_hold_no_prompt(data_dir: Path, model_file: Path) -> None:
+    with RunningServer(data_dir, model_file, "--log-level", "debug") as server:
+        job_id = provoke(server, "heptagon")
+        server.signal(signal.SIGTERM)
+        assert server.wait_for_end() == 0
+        server.wait_until_nothing_runs()
+        log = server.log.read_text()
+    lines = [json.loads(line) for line in log.splitlines()]
     assert "heptagon" not in log
+    assert {line["process"] for line in lines} == {"api", "supervisor", "worker"}
+    events = {line["event"] for line in lines}
+    assert {"job_started", "job_lost", "job_cancelled", "worker_died", "job_failed"} <= events
+    assert all(line["request"] for line in lines if line["event"] == "request")
+    own = [line for line in lines if line.get("job") == job_id and line["process"] == "supervisor"]
+    assert [own[0]["event"], own[-1]["event"]] == ["job_started", "job_completed"]
+
+
+def test_prompts_are_logged_where_asked_for_in_one_line_of_a_job(data_dir: Path, model_file: Path) -> None:
+    with RunningServer(data_dir, model_file, "--log-prompts") as asked:
+        job_id = asked.submit(prompt="an unmistakable heptagon")["id"]
+        asked.wait_for_job(job_id, "completed")
+        (line,) = [json.loads(line) for line in asked.log.read_text().splitlines() if "heptagon" in line]
+    assert (line["event"], line["job"], line["prompt"]) == ("job_started", job_id, "an unmistakable heptagon")

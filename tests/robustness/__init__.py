@@ -1,0 +1,1 @@
+"""The real server against clients that mean it no good."""
