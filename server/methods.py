@@ -23,7 +23,7 @@ class HeadMiddleware:
         if scope["type"] != "http" or scope["method"] != "HEAD" or not _is_head_by_get(self._routes, scope):
             await self._app(scope, receive, send)
             return
-        as_get = scope | {"method": "GET"}
+        as_get = {**scope, "method": "GET"}
         try:
             await self._app(as_get, receive, send)
         finally:
@@ -46,5 +46,5 @@ def _is_head_by_get(routes: Iterable[BaseRoute], scope: Scope) -> bool:
 
 
 def _matches(routes: Iterable[BaseRoute], scope: Scope, method: str) -> bool:
-    as_method = scope | {"method": method}
+    as_method = {**scope, "method": method}
     return any(route.matches(as_method)[0] is Match.FULL for route in routes)

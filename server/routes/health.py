@@ -1,12 +1,18 @@
 """Health checks, for orchestrators and balancers."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 
+from server.errors import ErrorBody, ErrorDetail
 from server.readiness import unready_reason
 from server.schemas import Health
 from server.services import ServicesParam
 
 router = APIRouter(tags=["operation"])
+
+
+class Unready(Health, ErrorBody):
+    """The error of every answer that is not 2xx, and the reason where the health checks have it."""
 
 
 @router.get("/health/live")
@@ -15,12 +21,13 @@ async def get_live() -> Health:
     return Health(status="ok")
 
 
-@router.get("/health")
-@router.get("/health/ready")
-def get_ready(response: Response, services: ServicesParam) -> Health:
+@router.get("/health", response_model=Health)
+@router.get("/health/ready", response_model=Health, responses={503: {"model": Unready}})
+def get_ready(services: ServicesParam) -> Health | JSONResponse:
     """Jobs can be taken and run; else 503 with the reason."""
     reason = unready_reason(services)
     if reason is None:
         return Health(status="ok")
-    response.status_code = 503
-    return Health(status="unavailable", reason=reason)
+    code = "draining" if services.supervisor.is_stopping else "not_ready"
+    error = ErrorDetail(message=reason, type="server_error", code=code)
+    return JSONResponse(Unready(status="unavailable", reason=reason, error=error).model_dump(), 503)
