@@ -30,8 +30,14 @@ def test_a_failed_allocation_on_the_cpu_is_out_of_memory() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB"), MemoryError("numpy")],
-    ids=lambda error: type(error).__name__,
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB"),
+        MemoryError("numpy"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: not enough memory: you tried"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+    ids=lambda error: str(error)[-20:],
 )
 def test_other_kinds_of_out_of_memory(error: Exception) -> None:
     assert is_out_of_memory(error)
