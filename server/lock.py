@@ -77,7 +77,16 @@ def _is_alive(owner: str) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    return not _is_zombie(owner)
+
+
+def _is_zombie(owner: str) -> bool:
+    # A killed server whose parent has not asked for its end: it holds nothing any more.
+    try:
+        status = Path(f"/proc/{owner}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "Z"
 
 
 def _from_duplicate(duplicate: _Detachable) -> FolderLock:

@@ -13,12 +13,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
 from configs.settings import Settings
+from server.log_stream import LossyStream
 
 PROMPT_FIELDS = ("prompt", "negative_prompt")
 # They bring handlers of their own, whose lines have another format.
@@ -45,7 +46,8 @@ def configure(settings: Settings, process: str) -> None:
     structlog.configure(
         processors=[*steps, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),  # text and newline in one write
+        # Text and newline in one write.
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LossyStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     _configure_libraries(level, steps, renderer)
@@ -57,6 +59,15 @@ def configure(settings: Settings, process: str) -> None:
 def get_logger() -> structlog.typing.FilteringBoundLogger:
     """The logger of every module."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def job_logger(job_id: str, attempt: int, *texts: str | None) -> structlog.typing.FilteringBoundLogger:
+    """A logger with a job bound; ``texts`` (its prompts) are hidden in its lines."""
+    hidden = tuple(text for text in texts if text)
+    logger: structlog.typing.FilteringBoundLogger = get_logger().bind(
+        job=job_id, attempt=attempt, **{_HIDDEN: hidden}
+    )
     return logger
 
 

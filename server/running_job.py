@@ -14,6 +14,7 @@ from configs.job import (
     JobFinished,
     JobResult,
     PreviewReady,
+    Stage,
     StageFinished,
     StageStarted,
     StepFinished,
@@ -46,6 +47,7 @@ class RunningJob:
         self.claim = Claim(job.id, job.attempt)
         self.holds_device = True
         self.has_ended = False
+        self._stage: Stage | None = None
         self._job = job
         self._worker = worker
         self._claims = stores.claims
@@ -54,12 +56,18 @@ class RunningJob:
         self._cancelled_at: float | None = None
         self._is_late = False
         self._deadline_at = None if job.deadline_seconds is None else time.monotonic() + job.deadline_seconds
-        self._log = logs.get_logger().bind(job=job.id, attempt=job.attempt)
+        prompts = (job.parameters.prompt, job.parameters.negative_prompt)
+        self._log = logs.job_logger(job.id, job.attempt, *prompts)
 
     @property
     def runs_alone(self) -> bool:
         """Whether a worker died with it: a second death must be no other job's fault, or to its cost."""
         return self._job.losses > 0
+
+    @property
+    def is_denoising(self) -> bool:
+        """Whether the device has memory for more: what comes after it may need all there is."""
+        return self._stage == "denoise" and self.holds_device
 
     @property
     def is_stuck(self) -> bool:
@@ -76,7 +84,13 @@ class RunningJob:
 
     def start(self) -> None:
         """Hand the job to the worker; if its folder cannot be made, it has ended."""
-        self._log.info("job_started", model=self._job.model, steps=self._job.total_steps)
+        self._log.info(
+            "job_started",
+            model=self._job.model,
+            steps=self._job.total_steps,
+            prompt=self._job.parameters.prompt,  # written only if the settings say so
+            negative_prompt=self._job.parameters.negative_prompt,
+        )
         try:
             paths = self._files.prepare(self.claim.job_id, self.claim.attempt)
         except OSError as error:
@@ -130,6 +144,7 @@ class RunningJob:
     def _record(self, message: JobMessage) -> None:
         match message:
             case JobProgressed(event=StageStarted(stage)):
+                self._stage = stage
                 self._claims.enter_stage(self.claim, stage, progress.at_stage(stage))
             case JobProgressed(event=StageFinished(stage, seconds)):
                 self._claims.finish_stage(self.claim, stage, seconds)

@@ -30,6 +30,11 @@ class Slot:
         return any(job.holds_device for job in self._held)
 
     @property
+    def is_denoising(self) -> bool:
+        """Whether the device is in the midst of the longest part of a job."""
+        return any(job.is_denoising for job in self._held)
+
+    @property
     def is_open(self) -> bool:
         """Whether the device is free for another job."""
         may_share = not any(job.runs_alone for job in self._held)

@@ -59,11 +59,12 @@ def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") 
     """Entry point of the process. Returns when drained, or when the API process is gone."""
     ignore_stop_signals()
     logs.configure(start.settings, "supervisor")
-    try:
-        Supervisor(start, api).run()
-    except sqlite3.OperationalError as error:  # a full disk; the API process starts another one later
-        logs.get_logger().error("database_error", message=str(error))
-        raise SystemExit(1) from error
+    with logs.crash_as_line():
+        try:
+            Supervisor(start, api).run()
+        except sqlite3.OperationalError as error:  # a full disk; the API process starts another one later
+            logs.get_logger().error("database_error", message=str(error))
+            raise SystemExit(1) from error
 
 
 class Supervisor:
@@ -169,7 +170,7 @@ class Supervisor:
     def _feed(self, worker: WorkerHandle) -> None:
         if self._slot.is_open:
             self._start_next(worker)
-        elif self._slot.holds_device and not self._has_named_next:
+        elif self._slot.is_denoising and not self._has_named_next:
             job = self._claims.peek(self._model)
             if job is not None:
                 worker.send(EncodeAhead(job.parameters))

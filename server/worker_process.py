@@ -57,11 +57,12 @@ def run_worker(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
     ignore_stop_signals()
     die_with_parent()
     logs.configure(start.settings, "worker")
-    link = SupervisorLink(pipe)
-    link.start()
-    loaded = _load(start, link)
-    if loaded is not None:
-        Worker(loaded, link, start.settings.preview_seconds).run()
+    with logs.crash_as_line():
+        link = SupervisorLink(pipe)
+        link.start()
+        loaded = _load(start, link)
+        if loaded is not None:
+            Worker(loaded, link, start.settings.preview_seconds).run()
 
 
 def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
@@ -69,6 +70,7 @@ def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
         from pipelines import load_pipeline
         from pipelines.device_memory import in_use_meter, total_bytes
 
+        logs.adopt_libraries()
         loaded = load_pipeline(start.preset, device=start.settings.device, dtype=start.settings.dtype)
     except JobFailedError as error:
         link.send(ModelLoadFailed(error.message, error.retryable))
@@ -95,6 +97,7 @@ class Worker:
 
     def run(self) -> None:
         """Returns when there will be no more jobs and those there were have ended."""
+        threading.Thread(target=self._encode_ahead, name="encode-ahead", daemon=True).start()
         threads: list[threading.Thread] = []
         load_seconds = self._loaded.load_seconds  # the first job waited for it
         while job := self._link.next_job():
@@ -106,12 +109,17 @@ class Worker:
             thread.join()
 
     def _run(self, job: RunJob, load_seconds: float) -> None:
-        """Run one job and report how it ends."""
-        ending = self._ending(job, load_seconds)
-        if isinstance(ending, JobFailed) and ending.error.code == "internal":
-            self._check_device(ending.error.message)
-        self._link.ended(job.claim)
-        self._link.send(ending)
+        """Run one job and report how it ends, whatever happens: else it would be in progress for ever."""
+        claim, parameters = job.claim, job.parameters
+        ending: JobMessage = JobFailed(claim, JobError("internal", "the job's thread broke off", True))
+        try:
+            with logs.job_lines(claim.job_id, claim.attempt, parameters.prompt, parameters.negative_prompt):
+                ending = self._ending(job, load_seconds)
+            if isinstance(ending, JobFailed) and ending.error.code == "internal":
+                self._check_device(ending.error.message)
+        finally:
+            self._link.ended(claim)
+            self._link.send(ending)
 
     def _ending(self, job: RunJob, load_seconds: float) -> JobMessage:
         from pipelines import run_job
@@ -126,7 +134,7 @@ class Worker:
                 is_cancelled=lambda: self._link.is_cancelled(claim),
                 preview_seconds=self._preview_seconds,
             ):
-                self._note(job, event)
+                self._note(event)
                 message = JobProgressed(claim, _with_load(event, load_seconds))
                 if not isinstance(event, JobFinished):
                     self._link.send(message)
@@ -134,18 +142,28 @@ class Worker:
             return JobStopped(claim)
         except JobFailedError as error:
             return JobFailed(claim, JobError(error.code, error.message, error.retryable))
-        except Exception as error:  # a job that nobody ends would be in progress for ever
-            self._log.exception("job_error", job=claim.job_id)
+        except Exception as error:
+            self._log.exception("job_error")
             return JobFailed(claim, JobError("internal", f"{type(error).__name__}: {error}", retryable=True))
         return message
 
-    def _note(self, job: RunJob, event: JobEvent) -> None:
+    def _note(self, event: JobEvent) -> None:
         match event:
             case DeviceReleased():
                 self._released_at = time.monotonic()
             case StageStarted("denoise") if self._released_at is not None:
                 seconds = time.monotonic() - self._released_at
-                self._log.info("device_idle", job=job.claim.job_id, seconds=round(seconds, 4))
+                self._log.info("device_was_idle", seconds=round(seconds, 4))
+
+    def _encode_ahead(self) -> None:
+        from pipelines.text import encode_ahead
+
+        while True:
+            parameters = self._link.next_ahead()
+            try:
+                encode_ahead(self._loaded, parameters)
+            except Exception as error:  # the job will meet it too, and report it
+                self._log.warning("encode_ahead_failed", message=f"{type(error).__name__}")
 
     def _check_device(self, reason: str) -> None:
         if not _device_works():

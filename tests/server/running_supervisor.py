@@ -63,10 +63,19 @@ class RunningSupervisor:
         self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
-    def submit(self, prompt: str, *, priority: int = 0, deadline_seconds: float | None = None) -> str:
+    def submit(
+        self,
+        prompt: str,
+        *,
+        priority: int = 0,
+        deadline_seconds: float | None = None,
+        checkpoint_every: int = 0,
+    ) -> str:
         """Queue a small job; returns its id. The prompt of a scripted worker's job is its script."""
         new = new_job(self._model, priority=priority)
-        parameters = new.parameters.model_copy(update={"prompt": prompt})
+        parameters = new.parameters.model_copy(
+            update={"prompt": prompt, "checkpoint_every": checkpoint_every}
+        )
         new = replace(new, parameters=parameters, deadline_seconds=deadline_seconds)
         job_id = self.jobs.submit(new).job.id
         self.wake()

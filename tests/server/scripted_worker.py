@@ -40,7 +40,7 @@ JPEG = b"\xff\xd8 a picture"
 
 
 def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
-    """Entry point of the process. Prompts of jobs to come are written into ``ahead.txt`` beside the videos."""
+    """Entry point of the process. Prompts of jobs to come are noted in ``ahead.txt`` in the data folder."""
     ignore_stop_signals()
     die_with_parent()
     link = SupervisorLink(pipe)

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -52,3 +54,21 @@ def test_a_child_shares_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ours.send(None)
     child.join()
     acquire(tmp_path / "lock").release()
+
+
+def test_a_dead_server_is_waited_for_even_if_its_parent_ignores_its_death(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    path = tmp_path / "lock"
+    held = acquire(path)
+    child = spawn.Process(target=hold, args=(held, theirs))
+    child.start()
+    ours.recv()
+    held.release()
+    with subprocess.Popen(["true"]) as zombie:
+        while Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            child.join(0.01)
+        path.write_text(f"{zombie.pid}\n")
+        threading.Timer(0.3, ours.send, (None,)).start()
+        acquire(path).release()
+    child.join()
