@@ -10,13 +10,13 @@ from pydantic import BaseModel
 
 from configs.job import ErrorCode
 from server import observations
-from server.schemas import Video, VideoRequest
+from server.schemas import RerunRequest, Video, VideoEstimate, VideoPreview, VideoRequest
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 SOURCES = list((Path(__file__).parents[2] / "server").rglob("*.py"))
 
 
-@pytest.mark.parametrize("model", [VideoRequest, Video])
+@pytest.mark.parametrize("model", [VideoRequest, RerunRequest, Video, VideoEstimate, VideoPreview])
 def test_every_field(model: type[BaseModel]) -> None:
     assert [name for name in model.model_fields if f"`{name}`" not in DOCUMENT] == []
 
