@@ -45,11 +45,12 @@ class TileConfig:
 
 # Fixed per architecture, dtype width and head_dim, so that no request ever waits for tuning. Tiles are small:
 # a band of 64 rows and (64, 64) keys is three tiles of 64, 1.5 times the pairs needed; 128 rows need 2 times.
-# Chosen by that count and by shared memory (99 KiB on Ada and consumer Ampere).
+# Hopper's rows 64 and 128 were measured on an H200 (benchmarks/window.py --tune), the others chosen by that
+# count and by shared memory (99 KiB on Ada and consumer Ampere).
 _HOPPER = {
     32: TileConfig(64, 64, 4, 3),
-    64: TileConfig(64, 64, 4, 3),
-    128: TileConfig(64, 64, 4, 2),
+    64: TileConfig(64, 64, 4, 2, fewest_inner=1),
+    128: TileConfig(64, 64, 4, 3),
     256: TileConfig(64, 64, 8, 2),
 }
 _OTHER = {

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention import AnchorLocalPattern
 from attention.anchor_local.reference import allowed, anchor_local_reference
 from attention.choice import Impl
+from tests.attention.precision import sequential_product
 
 # Kernels run on the GPU where there is one, else through Triton's interpreter.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -87,7 +88,7 @@ def budget(case: Case, q: Tensor, k: Tensor, v: Tensor, truth: Tensor, impl: Imp
         scores = (product(q, k.mT) * scale).masked_fill(~mask, float("-inf"))
         return product(scores.softmax(-1), v)
 
-    results = [stepwise(torch.matmul), stepwise(_sequential_product)]
+    results = [stepwise(torch.matmul), stepwise(sequential_product)]
     if impl == "torch":
         results.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
     errors = [relative_error(result.transpose(1, 2), truth) for result in results]
@@ -97,10 +98,3 @@ def budget(case: Case, q: Tensor, k: Tensor, v: Tensor, truth: Tensor, impl: Imp
 def _mask(case: Case, device: torch.device) -> Tensor:
     positions = torch.arange(case.tokens, device=device)
     return allowed(case.pattern, positions, positions)
-
-
-def _sequential_product(a: Tensor, b: Tensor) -> Tensor:
-    out = a.new_zeros(*a.shape[:-1], b.shape[-1])
-    for i in range(a.shape[-1]):
-        out = torch.addcmul(out, a[..., i : i + 1], b[..., i : i + 1, :])
-    return out

@@ -1,5 +1,6 @@
 """Inputs and the error budget shared by the tests of all implementations."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -11,6 +12,7 @@ from attention import window_sink_attention
 from attention.window_sink.reference import allowed
 from attention.window_sink.sinks import SinkMode
 from attention.window_sink.window import Window
+from tests.attention.precision import sequential_product
 
 # Kernels run on the GPU where there is one, else through Triton's interpreter.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -123,7 +125,7 @@ def relative_error(out: Tensor, truth: Tensor) -> float:
     return float((out.double() - truth).norm() / truth.norm())
 
 
-def eager(case: Case, x: Inputs) -> Tensor:
+def eager(case: Case, x: Inputs, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Tensor:
     """The same maths, step by step in the inputs' own dtype."""
     group = case.heads // case.kv_heads
     out = torch.empty_like(x.q)
@@ -132,16 +134,21 @@ def eager(case: Case, x: Inputs) -> Tensor:
         q, k, v = (part[begin:end].transpose(0, 1) for part in (x.q, x.k, x.v))
         k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         positions = torch.arange(end - begin, device=q.device)
-        scores = q @ k.mT * case.head_dim**-0.5
+        scores = product(q, k.mT) * case.head_dim**-0.5
         if case.sink_mode == "key0_bias":
             scores[:, :, :1] += sinks
         scores = scores.masked_fill(~allowed(case.seen, positions, positions), float("-inf"))
         if case.sink_mode == "null_logit":
             scores = torch.cat([scores, sinks.expand(-1, end - begin, 1)], 2)
-        out[begin:end] = (scores.softmax(-1)[:, :, : end - begin] @ v).transpose(0, 1)
+        weights = scores.softmax(-1)[:, :, : end - begin]
+        out[begin:end] = product(weights, v).transpose(0, 1)
     return out
 
 
 def budget(case: Case, x: Inputs, truth: Tensor) -> float:
-    """Error allowed to an implementation: that of eager maths, plus one rounding of the output."""
-    return relative_error(eager(case, x), truth) + torch.finfo(x.q.dtype).eps
+    """Error allowed to an implementation: that of eager maths, plus one rounding of the output.
+
+    Eager with the library's matrix products, or with products that add up one term after another.
+    """
+    results = (eager(case, x), eager(case, x, sequential_product))
+    return max(relative_error(result, truth) for result in results) + torch.finfo(x.q.dtype).eps
