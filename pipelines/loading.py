@@ -20,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from configs.job import JobFailedError
 from configs.model_preset import ModelPreset
+from pipelines.colour_learning import ColourLearner
 from pipelines.families import FAMILIES, Family, Network, Pipeline
 from pipelines.folder import FolderError, check_folder
 from pipelines.precision import Precision, PrecisionError, choose_precision
@@ -46,6 +47,8 @@ class LoadedPipeline:
     busy: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     """Held while a job runs: a pipeline keeps state, and two jobs at once would spoil both clips."""
     texts: TextCache = field(default_factory=TextCache, repr=False, compare=False)
+    colours: ColourLearner = field(default_factory=ColourLearner, repr=False, compare=False)
+    """What the jobs of this process have shown of a VAE that no table is for; previews need it."""
 
 
 def load_pipeline(preset: ModelPreset, *, device: str = "auto", dtype: str = "auto") -> LoadedPipeline:

@@ -90,6 +90,7 @@ class Making:
                 latents, report, seconds = self._denoised(attention, resume)
             with self._stages.stage("vae_decode"):
                 frames, decode_report = decode(loaded, self._params, latents, flag.check)
+            self._previewer.learn(latents, frames)
             environment = environment_of(loaded)
         return Made(
             frames=frames,

@@ -1,7 +1,8 @@
 """Which linear map turns a model's latents into colours.
 
-Knows: tables of such maps, each for one VAE. Does not know: pictures. A VAE is recognised by the statistics
-that its latents are normalised with: a map fits one normalisation only. A VAE without a table has no map.
+Knows: tables of such maps, each for one VAE. Does not know: pictures, or how a VAE without a table gets its
+map (pipelines/colour_learning.py). A VAE is recognised by the statistics that its latents are normalised
+with: a map fits one normalisation only.
 """
 
 import functools
@@ -9,8 +10,6 @@ from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from pipelines.loading import LoadedPipeline
 
 TABLE_FOLDER = Path(__file__).parent / "latent_rgb"
 Rgb = tuple[float, float, float]
@@ -39,12 +38,6 @@ class Projection(BaseModel):
                 f"latents_mean, latents_std and factors have {sorted(rows)} rows; expected one number"
             )
         return self
-
-
-def preview_projection(loaded: LoadedPipeline) -> Projection | None:
-    """The map for the pipeline's VAE, or None: no preview can be made of its latents."""
-    config = loaded.pipe.vae.config
-    return find_projection(tuple(config.latents_mean), tuple(config.latents_std))
 
 
 def find_projection(latents_mean: tuple[float, ...], latents_std: tuple[float, ...]) -> Projection | None:

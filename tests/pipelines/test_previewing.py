@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -27,7 +28,7 @@ LATENTS = torch.zeros(1, 4, 3, 8, 8)
 
 @pytest.fixture
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previewing, "preview_projection", lambda loaded: PROJECTION)
+    monkeypatch.setattr(previewing, "shipped_projection", lambda loaded: PROJECTION)
 
 
 def _run(loaded: LoadedPipeline, params: JobParameters, folder: Path, seconds: float) -> list[JobEvent]:
@@ -105,7 +106,36 @@ def test_a_preview_that_fails_is_one_warning(loaded: LoadedPipeline) -> None:
     assert warning.startswith("no previews from step 1 on: ValueError: latents have 5 channels")
 
 
-def test_a_vae_without_a_table_has_no_previews(
-    loaded: LoadedPipeline, params: JobParameters, tmp_path: Path
+def _previews(loaded: LoadedPipeline, params: JobParameters, folder: Path, seconds: float) -> list[int]:
+    events = _run(loaded, params, folder, seconds)
+    return [event.step for event in events if isinstance(event, PreviewReady)]
+
+
+def test_a_vae_without_a_table_has_previews_from_its_second_job_on(
+    own_pipeline: LoadedPipeline, params: JobParameters, tmp_path: Path
 ) -> None:
-    assert not any(isinstance(event, PreviewReady) for event in _run(loaded, params, tmp_path, seconds=1e-9))
+    assert _previews(own_pipeline, params, tmp_path, seconds=1e-9) == []
+    assert _previews(own_pipeline, params, tmp_path, seconds=1e-9) == [1, 2]
+
+
+def test_nothing_is_learned_where_no_previews_are_asked_for(
+    own_pipeline: LoadedPipeline, params: JobParameters, tmp_path: Path
+) -> None:
+    assert _previews(own_pipeline, params, tmp_path, seconds=0) == []
+    assert own_pipeline.colours.projection is None
+
+
+@pytest.mark.usefixtures("_known")
+def test_nothing_is_learned_of_a_vae_with_a_table(
+    own_pipeline: LoadedPipeline, params: JobParameters, tmp_path: Path
+) -> None:
+    assert _previews(own_pipeline, params, tmp_path, seconds=1e-9) == [1, 2]
+    assert own_pipeline.colours.projection is None
+
+
+def test_what_cannot_be_learned_from_is_one_warning(own_pipeline: LoadedPipeline) -> None:
+    warnings: list[str] = []
+    previewer = Previewer(own_pipeline, 1.0, lambda event: None, warnings.append)
+    previewer.learn(LATENTS, np.zeros((8, 64, 64, 3), np.uint8))
+    (warning,) = warnings
+    assert warning.startswith("nothing was learned for previews: ValueError: 7 frames of 64x64")
