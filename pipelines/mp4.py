@@ -39,6 +39,12 @@ _STREAM = re.compile(
     re.MULTILINE,
 )
 _FRAMES = re.compile(r"^frame=\s*(\d+)$", re.MULTILINE)
+# How often somebody who waits for ffmpeg looks whether to go on waiting.
+CHECK_SECONDS = 0.1
+
+
+def _nothing() -> None:
+    """While waiting."""
 
 
 def write_mp4(
@@ -51,7 +57,8 @@ def write_mp4(
 ) -> VideoFile:
     """Encode frames [F, H, W, 3] to ``path`` and return what probing the file found.
 
-    ``before_frame`` is called before each frame; what it raises stops the writing and leaves nothing behind.
+    ``before_frame`` is called before each frame, and now and then while the file is probed; what it raises
+    stops the writing and leaves nothing behind.
     ``metadata`` becomes the file's comment; for ``read_manifest``, the JSON of a manifest.
 
     Raises:
@@ -65,7 +72,7 @@ def write_mp4(
     try:
         with written_beside(path, ".mp4") as temporary:
             _encode(frames, temporary, fps, before_frame, metadata)
-            found = probe_mp4(temporary)
+            found = probe_mp4(temporary, while_waiting=before_frame)
             wanted = found.model_copy(
                 update={
                     "codec": CODEC,
@@ -78,22 +85,24 @@ def write_mp4(
             )
             if found != wanted:
                 raise JobFailedError("internal", f"the MP4 written is {found!r}, asked was {wanted!r}")
-            if (_comment(temporary) or "") != (metadata or ""):
+            if (_comment(temporary, before_frame) or "") != (metadata or ""):
                 raise JobFailedError("internal", "the MP4 written does not hold the metadata that was given")
     except OSError as error:
         raise JobFailedError("internal", f"{path} cannot be written: {error}") from error
     return found
 
 
-def probe_mp4(path: Path) -> VideoFile:
+def probe_mp4(path: Path, *, while_waiting: Callable[[], None] = _nothing) -> VideoFile:
     """Decode the whole file and say what it is; frames are counted, not read from a header.
+
+    ``while_waiting`` is called now and then; what it raises ends the probe.
 
     Raises:
         JobFailedError: ``internal`` if ffmpeg cannot decode it.
     """
     decode = ["-i", str(path.absolute()), "-map", "0:v:0", "-fps_mode", "passthrough", "-f", "null", "-"]
     strict = ["-hide_banner", "-nostdin", "-xerror", "-err_detect", "explode", "-progress", "pipe:1"]
-    done = _run([*strict, *decode])
+    done = _run([*strict, *decode], while_waiting)
     stream, counts = _STREAM.search(done.stderr), _FRAMES.findall(done.stdout)
     if done.returncode != 0 or stream is None or not counts:
         reason = " / ".join(done.stderr.strip().splitlines()[-3:])
@@ -128,26 +137,38 @@ def read_manifest(path: Path) -> Manifest | None:
     return Manifest.model_validate(content)
 
 
-def _comment(path: Path) -> str | None:
-    done = _run(["-v", "error", "-nostdin", "-i", str(path.absolute()), "-f", "ffmetadata", "pipe:1"])
+def _comment(path: Path, while_waiting: Callable[[], None] = _nothing) -> str | None:
+    wanted = ["-i", str(path.absolute()), "-f", "ffmetadata", "pipe:1"]
+    done = _run(["-v", "error", "-nostdin", *wanted], while_waiting)
     if done.returncode != 0:
         reason = " / ".join(done.stderr.strip().splitlines()[-3:])
         raise JobFailedError("internal", f"{path} is no file that ffmpeg can read: {reason}")
     return comment_in(done.stdout)
 
 
-def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(arguments: list[str], while_waiting: Callable[[], None]) -> subprocess.CompletedProcess[str]:
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             [ffmpeg, *arguments],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
             start_new_session=True,  # a Ctrl-C is for this program, which ends its jobs in order
         )
     except OSError as error:
         raise JobFailedError("internal", f"ffmpeg ({ffmpeg}) cannot be run: {error}") from error
+    with process:
+        try:
+            while True:
+                while_waiting()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said, complained = process.communicate(timeout=CHECK_SECONDS)
+                    return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
+        except BaseException:
+            process.kill()
+            raise
 
 
 def _encode(

@@ -137,6 +137,36 @@ def test_cancel_between_frames_leaves_nothing_and_keeps_an_old_file(tmp_path: Pa
     assert path.read_bytes() == b"old"
 
 
+def test_cancel_while_the_file_is_probed_ends_ffmpeg_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, started = tmp_path / "clips", tmp_path / "started"
+    folder.mkdir()
+    write_mp4(_moving_square(), folder / "clip.mp4", 16, before_frame=_nothing)
+    script = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", _fake_ffmpeg(tmp_path, script))
+
+    def while_waiting() -> None:
+        if started.exists() and started.read_text():
+            raise JobCancelledError
+
+    with pytest.raises(JobCancelledError):
+        probe_mp4(folder / "clip.mp4", while_waiting=while_waiting)
+    assert not Path(f"/proc/{started.read_text()}").exists()
+
+
+def test_cancel_after_the_last_frame_leaves_nothing(tmp_path: Path) -> None:
+    calls_left = iter(range(9))  # one for each frame: the next one is the probe's
+
+    def before_frame() -> None:
+        if next(calls_left, None) is None:
+            raise JobCancelledError
+
+    with pytest.raises(JobCancelledError):
+        write_mp4(_moving_square(), tmp_path / "clip.mp4", 16, before_frame=before_frame)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_old_file_is_replaced_at_once(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(b"old")
