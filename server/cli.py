@@ -4,6 +4,7 @@ Knows: commands, flags and exit codes (1: it failed, 2: it was asked for somethi
 know: how anything is done; what a command needs is imported when it runs, so --help is quick.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from configs.job import JobCancelledError, JobFailedError
 from configs.resolve import GenerationRequest
-from configs.settings import Settings, SettingsError
+from configs.settings import Settings, SettingsError, flag_name
 from configs.sources import SourcedSettings
 from server.options import ATTENTION_FIELDS, MODEL_FIELDS, with_settings, with_sourced_settings
 from server.version import package_version
@@ -67,11 +68,14 @@ def show_config_command(
 
 
 @app.command("generate")
-@with_settings((*MODEL_FIELDS, *ATTENTION_FIELDS))
+@with_sourced_settings((*MODEL_FIELDS, *ATTENTION_FIELDS))
 def generate_command(
-    settings: Settings,
-    prompt: Annotated[str, typer.Argument(help="What the clip should show.")],
+    sourced: SourcedSettings,
     output: Annotated[Path, typer.Option("--output", "-o", help="The MP4 to write; replaced if there.")],
+    prompt: Annotated[str | None, typer.Argument(help="What the clip should show.")] = None,
+    manifest: Annotated[
+        Path | None, typer.Option(help="Make the clip of this manifest again: a .json, or the clip's .mp4.")
+    ] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What it should not show.")] = None,
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Length; the nearest valid frame count.")] = None,
@@ -84,30 +88,49 @@ def generate_command(
     """Make one video, without a server. What is not given is the model's default."""
     from rich.console import Console
 
-    from server.generate import plan, report, run
-    from server.validation import problem_of_body
+    from server.generate import plan, plan_rerun, report, run
 
-    try:
-        request = GenerationRequest(
-            prompt=prompt,
-            negative_prompt=negative_prompt,
-            size=size,
-            seconds=seconds,
-            num_frames=num_frames,
-            fps=fps,
-            num_inference_steps=steps,
-            guidance_scale=guidance_scale,
-            seed=seed,
-        )
-    except ValidationError as error:
-        raise SettingsError(problem_of_body(error, GenerationRequest).message) from error
-    planned = plan(settings, request, output)
+    clip = {
+        "prompt": prompt,
+        "negative_prompt": negative_prompt,
+        "size": size,
+        "seconds": seconds,
+        "num_frames": num_frames,
+        "fps": fps,
+        "num_inference_steps": steps,
+        "guidance_scale": guidance_scale,
+        "seed": seed,
+    }
+    if manifest is None:
+        planned = plan(sourced.settings, _request(clip), output)
+    else:
+        _refuse_beside_manifest(clip, sourced)
+        planned = plan_rerun(sourced.settings, manifest, output)
     try:
         report(planned, run(planned, Console(stderr=True)), Console())
     except JobFailedError as error:
         _end(f"error: {error.code}: {error.message}", 1)
     except JobCancelledError:
         _end("interrupted; nothing was written", 130)
+
+
+def _request(clip: Mapping[str, object]) -> GenerationRequest:
+    from server.validation import problem_of_body
+
+    if clip["prompt"] is None:
+        raise SettingsError("say what the clip should show: a PROMPT, or --manifest FILE")
+    try:
+        return GenerationRequest.model_validate(clip)
+    except ValidationError as error:
+        raise SettingsError(problem_of_body(error, GenerationRequest).message) from error
+
+
+def _refuse_beside_manifest(clip: Mapping[str, object], sourced: SourcedSettings) -> None:
+    names = {"prompt": "PROMPT", "num_inference_steps": "--steps"}
+    given = [names.get(field, flag_name(field)) for field, value in clip.items() if value is not None]
+    given += [flag_name(field) for field in ATTENTION_FIELDS if sourced.origins[field].source == "flag"]
+    if given:
+        raise SettingsError(f"{', '.join(given)} cannot go with --manifest, which says all of the clip")
 
 
 def _end(message: str, exit_code: int) -> None:

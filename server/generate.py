@@ -11,16 +11,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from configs.job import JobFinished, JobParameters, JobPaths, JobResult, StageStarted, StepFinished
+from configs.job import (
+    JobFailedError,
+    JobFinished,
+    JobParameters,
+    JobPaths,
+    JobResult,
+    StageStarted,
+    StepFinished,
+)
+from configs.manifest import Manifest
 from configs.model_preset import ModelPreset
 from configs.resolve import GenerationRequest, RequestError, resolve
 from configs.settings import Settings, SettingsError
 from server.model_choice import choose_model
 from server.progress import after_step, at_stage
+from server.rerun import rerun_parameters
+from server.validation import problem_of_body
 
 STAGE_TITLES = {
     "load": "loading the model",
@@ -44,15 +56,52 @@ class Plan:
 
 def plan(settings: Settings, request: GenerationRequest, output: Path) -> Plan:
     """Check everything that costs nothing to check. Raises SettingsError."""
-    if output.suffix.lower() != ".mp4":
-        raise SettingsError(f"--output {output} must end in .mp4; that is the only format written")
-    _check_writable(output)
+    _check_output(output)
     preset, attention = choose_model(settings)
     try:
         parameters = resolve(request, preset, attention)
     except RequestError as error:
         raise SettingsError(str(error)) from error
     return Plan(settings, preset, parameters, output)
+
+
+def plan_rerun(settings: Settings, manifest: Path, output: Path) -> Plan:
+    """The same for the clip of a manifest, which says all of it. Raises SettingsError."""
+    _check_output(output)
+    preset, _ = choose_model(settings)
+    try:
+        return Plan(settings, preset, rerun_parameters(_read_manifest(manifest), preset), output)
+    except RequestError as error:
+        raise SettingsError(f"--manifest {manifest}: {error}") from error
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """From a file of JSON, or from the comment of an MP4 file."""
+    try:
+        match path.suffix.lower():
+            case ".json":
+                return Manifest.model_validate_json(path.read_bytes())
+            case ".mp4":
+                from pipelines import read_manifest
+
+                found = read_manifest(path)
+            case _:
+                raise SettingsError(f"--manifest {path} must end in .json or .mp4")
+    except OSError as error:
+        raise SettingsError(f"--manifest {path} cannot be read: {error.strerror}") from error
+    except JobFailedError as error:
+        raise SettingsError(f"--manifest: {error.message}") from error
+    except ValidationError as error:
+        raise SettingsError(f"--manifest {path}: {problem_of_body(error, Manifest).message}") from error
+    if found is None:
+        raise SettingsError(f"--manifest {path} holds no manifest; Reelwright writes one into each MP4 file")
+    return found
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix.lower() != ".mp4":
+        raise SettingsError(f"--output {output} must end in .mp4; that is the only format written")
+    _check_writable(output)
 
 
 def _check_writable(output: Path) -> None:

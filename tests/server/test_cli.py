@@ -8,12 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from configs.model_preset import ModelPreset
 from configs.settings import Settings, flag_name, variable_name
+from pipelines import read_manifest
+from pipelines.mp4 import write_mp4
 from server.cli import main
 from server.version import package_version
+from tests.pipelines.clips import decoded_frames
 
 CPU = ("--device", "cpu", "--dtype", "float32")
 
@@ -75,6 +79,13 @@ def test_every_setting_is_a_flag_of_serve_with_its_variable() -> None:
         (["generate", "x", "-o", "/proc/x.mp4"], {}, "cannot be written"),
         (["generate", "x", "-o", f"{'x' * 252}.mp4"], {}, "cannot be written"),
         (["generate", " ", "-o", "x.mp4"], {}, "blank"),
+        (["generate", "-o", "x.mp4"], {}, "PROMPT, or --manifest"),
+        (["generate", "x", "-o", "x.mp4", "--manifest", "y.json"], {}, "PROMPT cannot go with --manifest"),
+        (["generate", "-o", "x.mp4", "--manifest", "y.json", "--steps", "3"], {}, "--steps cannot go with"),
+        (["generate", "-o", "x.mp4", "--manifest", "y.json", "--window", "1"], {}, "--window cannot go with"),
+        (["generate", "-o", "x.mp4", "--manifest", "/no/such.json"], {}, "such.json cannot be read: No such"),
+        (["generate", "-o", "x.mp4", "--manifest", "/no/such.mp4"], {}, "such.mp4 is no file that ffmpeg"),
+        (["generate", "-o", "x.mp4", "--manifest", "y.txt"], {}, "must end in .json or .mp4"),
         (["generate", "x", "-o", "x.mp4", "--model", "./nowhere/model"], {}, "no folder"),
         (["generate", "x", "-o", "x.mp4", "--size", "100x100"], {}, "nearest valid"),
         (["generate", "x", "-o", "x.mp4", "--size", "big"], {}, "size"),
@@ -115,6 +126,43 @@ def test_generate_writes_the_video_and_says_what_ran(
     assert "anchor_local (torch), density 0." in said
     assert "4 steps of 0." in said
     assert "MiB at peak" in said
+
+
+def test_a_manifest_makes_the_same_clip_again_from_either_file(
+    model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = (tmp_path / f"{name}.mp4" for name in ("first", "second", "third"))
+    model = ("--model", str(model_file), *CPU)
+    wish = ("a red circle", "--seed", "7", "--steps", "2", "--size", "64x64", "--num-frames", "9")
+    assert exit_code(monkeypatch, "generate", *wish, "-o", str(first), "--block-size", "16", *model) == 0
+    # Not the model's default and not in the manifest's way, as over HTTP: a setting is no wish for a clip.
+    monkeypatch.setenv("REELWRIGHT_BLOCK_SIZE", "32")
+    assert exit_code(monkeypatch, "generate", "-o", str(second), "--manifest", str(first), *model) == 0
+    manifest = read_manifest(first)
+    assert manifest is not None
+    (tmp_path / "first.json").write_text(manifest.model_dump_json())
+    json = str(tmp_path / "first.json")
+    assert exit_code(monkeypatch, "generate", "-o", str(third), "--manifest", json, *model) == 0
+    frames = decoded_frames(first, 64, 64)
+    assert len(frames) == 9
+    for again in (second, third):
+        assert np.array_equal(decoded_frames(again, 64, 64), frames)
+        assert read_manifest(again) == manifest
+    capsys.readouterr()
+    assert exit_code(monkeypatch, "generate", "-o", str(third), "--manifest", json, *CPU) == 2
+    assert "the manifest is of model 'tiny-wan'; served here: reelwright-shapes" in capsys.readouterr().err
+
+
+def test_a_file_without_a_manifest_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video, text = tmp_path / "a.mp4", tmp_path / "a.json"
+    write_mp4(np.zeros((2, 16, 16, 3), np.uint8), video, 8, before_frame=lambda: None)
+    text.write_text('{"version": 1}')
+    for path, expected in ((video, "a.mp4 holds no manifest"), (text, "a.json: parameters is required")):
+        wish = ("generate", "-o", str(tmp_path / "x.mp4"), "--manifest", str(path))
+        assert exit_code(monkeypatch, *wish) == 2
+        assert expected in capsys.readouterr().err
 
 
 def test_generate_says_in_one_line_why_a_model_does_not_load(
