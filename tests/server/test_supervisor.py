@@ -28,7 +28,16 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def videos_of(server: RunningServer) -> list[str]:
+def results(*attempts: str) -> list[str]:
+    """The files of completed attempts."""
+    return sorted(
+        f"{attempt}{suffix}"
+        for attempt in attempts
+        for suffix in (".mp4", ".spritesheet.jpg", ".thumbnail.jpg")
+    )
+
+
+def files_of(server: RunningServer) -> list[str]:
     """Every file below the video folder."""
     root = server.data_dir / "videos"
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
@@ -59,7 +68,7 @@ def test_a_killed_workers_job_runs_again_and_a_second_death_fails_it(
         assert "SIGKILL" in failed["error"]["message"]
         assert failed["completed_at"] is not None
 
-        assert videos_of(server) == [f"{once}/2.mp4"]
+        assert files_of(server) == results(f"{once}/2")
         assert server.log.read_text().count("worker_died") == 3
 
         # With no drain time, SIGTERM queues the running job again at once; that is no loss of its worker.
@@ -92,7 +101,7 @@ def test_jobs_survive_the_death_of_everything(data_dir: Path, model_file: Path) 
         assert (first["status"], first["attempt"], first["seed"]) == ("completed", 2, 4)
         assert (second["status"], second["attempt"], second["seed"]) == ("completed", 1, 5)
         assert first["started_at"] <= second["started_at"]
-        assert videos_of(server) == sorted([f"{done}/1.mp4", f"{running}/2.mp4", f"{queued}/1.mp4"])
+        assert files_of(server) == results(f"{done}/1", f"{running}/2", f"{queued}/1")
 
         # The API process sees its supervisor die and starts another; the worker goes with the old one.
         job_id = server.submit_long()["id"]
@@ -152,5 +161,6 @@ def test_a_failed_job_leaves_the_worker_fit(server: RunningServer) -> None:
     failed = server.wait_for_job(server.submit(attention={"dense_layers": [99]})["id"])
     assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_input")
     assert "99" in failed["error"]["message"]
-    assert server.wait_for_job(server.submit()["id"])["status"] == "completed"
+    done = server.wait_for_job(server.submit()["id"])
+    assert (done["status"], done["error"]) == ("completed", None)
     assert server.worker()["worker_pid"] == pid
