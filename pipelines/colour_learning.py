@@ -114,7 +114,7 @@ def _means(
         raise ValueError(f"{count} frames of {columns}x{rows} are no {frames_each} for each latent of {grid}")
     blocks = frames.reshape(time, frames_each, height, rows // height, width, columns // width, 3)
     t, y, x = cells
-    means: Values = blocks[t, :, y, :, x].mean((1, 2, 3), dtype=np.float64)
+    means: Values = blocks[t, :, y, :, x].mean((1, 2, 3)).astype(np.float64)
     return means
 
 

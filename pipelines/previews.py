@@ -17,11 +17,13 @@ from pipelines.projections import Projection
 FRAMES = 4  # from first to last side by side: one sees what moves
 SIDE = 160  # pixels of the longer side of one frame
 MAX_BYTES = 10_000
-QUALITIES = (80, 60, 40, 20)  # the first that fits is taken; noise of the first steps compresses badly
+QUALITIES = (80, 60, 40, 20, 10)  # the first that fits is taken; noise of the first steps compresses badly
 
 
 def preview_jpeg(latents: torch.Tensor, projection: Projection) -> bytes:
-    """A strip of frames of normalised latents [1, C, T, h, w], as a JPEG of about 10 kB at most.
+    """A strip of frames of normalised latents [1, C, T, h, w], as a JPEG.
+
+    It has at most MAX_BYTES unless it is fine noise of a large clip.
 
     Raises:
         ValueError: the projection is for another number of channels.
