@@ -17,7 +17,7 @@ from pipelines.projections import Projection
 FRAMES = 4  # from first to last side by side: one sees what moves
 SIDE = 160  # pixels of the longer side of one frame
 MAX_BYTES = 10_000
-QUALITIES = (80, 60, 40, 20, 10)  # the first that fits is taken; noise of the first steps compresses badly
+QUALITIES = (80, 60, 40, 20, 10, 5)  # the first that fits is taken; noise of the first steps compresses badly
 
 
 def preview_jpeg(latents: torch.Tensor, projection: Projection) -> bytes:
