@@ -21,6 +21,9 @@ from structlog.typing import EventDict, ExcInfo, Processor
 from configs.settings import Settings
 from server.log_stream import LossyStream
 
+# What a prompt can get into; one too short to be told from any other text is left there.
+FREE_TEXT_FIELDS = ("event", "message", "exception", "cause", "reason", "error")
+MIN_HIDDEN_CHARACTERS = 4
 PROMPT_FIELDS = ("prompt", "negative_prompt")
 # They bring handlers of their own, whose lines have another format.
 LIBRARIES = ("diffusers", "transformers", "huggingface_hub", "accelerate")
@@ -64,7 +67,7 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
 
 def job_logger(job_id: str, attempt: int, *texts: str | None) -> structlog.typing.FilteringBoundLogger:
     """A logger with a job bound; ``texts`` (its prompts) are hidden in its lines."""
-    hidden = tuple(text for text in texts if text)
+    hidden = _worth_hiding(texts)
     logger: structlog.typing.FilteringBoundLogger = get_logger().bind(
         job=job_id, attempt=attempt, **{_HIDDEN: hidden}
     )
@@ -74,7 +77,7 @@ def job_logger(job_id: str, attempt: int, *texts: str | None) -> structlog.typin
 @contextmanager
 def job_lines(job_id: str, attempt: int, *texts: str | None) -> Iterator[None]:
     """Bind a job to every line of this thread; ``texts`` (its prompts) are hidden in them."""
-    hidden = tuple(text for text in texts if text)
+    hidden = _worth_hiding(texts)
     with structlog.contextvars.bound_contextvars(job=job_id, attempt=attempt, **{_HIDDEN: hidden}):
         yield
 
@@ -102,6 +105,10 @@ def adopt_libraries() -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+
+
+def _worth_hiding(texts: tuple[str | None, ...]) -> tuple[str, ...]:
+    return tuple(text for text in texts if text is not None and len(text) >= MIN_HIDDEN_CHARACTERS)
 
 
 def _configure_libraries(level: int, steps: list[Processor], renderer: Processor) -> None:
@@ -135,10 +142,10 @@ def _hide_prompts(are_wanted: bool, logger: object, method: str, event: EventDic
     if are_wanted:
         return event
     kept = {key: value for key, value in event.items() if key not in PROMPT_FIELDS}
-    for text in hidden:
-        for key, value in kept.items():
-            if isinstance(value, str):
-                kept[key] = value.replace(text, "[prompt]").replace(repr(text)[1:-1], "[prompt]")
+    for key in FREE_TEXT_FIELDS:
+        for text in hidden:
+            if isinstance(kept.get(key), str):
+                kept[key] = kept[key].replace(text, "[prompt]").replace(repr(text)[1:-1], "[prompt]")
     return kept
 
 

@@ -20,7 +20,12 @@ POLL_AFTER_UNKNOWN_MS = 1000
 POLL_AFTER_MIN_MS, POLL_AFTER_MAX_MS = 200, 10_000
 
 
-@router.post("/v1/videos", status_code=202, openapi_extra=SUBMISSION_BODY)
+@router.post(
+    "/v1/videos",
+    status_code=202,
+    openapi_extra=SUBMISSION_BODY,
+    responses={200: {"model": Video, "description": "The job that this Idempotency-Key made before."}},
+)
 async def create_video(
     request: Request,
     response: Response,

@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.robustness.attacks import Attack
@@ -14,7 +15,6 @@ from tests.robustness.attacks import Attack
 TIMEOUT_SECONDS = 60.0
 # How long an answer is waited for that need not come.
 SHORT_SECONDS = 0.2
-NO_BODY = {204, 304}
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,19 @@ def _judge(connection: socket.socket, method: str) -> Verdict:
     status = response.status
     if response.headers.get_content_type() == "text/event-stream":
         return Verdict(status, None)
-    body = response.read()
-    if response.headers.get("x-request-id") is None:
-        return Verdict(status, "no X-Request-Id")
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Verdict(status, envelope_fault(status, headers, response.read(), method))
+
+
+def envelope_fault(status: int, headers: Mapping[str, str], body: bytes, method: str) -> str | None:
+    """What is wrong with an answer, whatever the question was; None: nothing."""
+    if "x-request-id" not in headers:
+        return "no X-Request-Id"
     if status >= 500 and status != 503:
-        return Verdict(status, f"status {status}: {body[:200]!r}")
-    if status < 400 or method == "HEAD" or status in NO_BODY:
-        return Verdict(status, None)
-    return Verdict(status, None if _is_envelope(body) else f"not the envelope: {body[:200]!r}")
+        return f"status {status}: {body[:200]!r}"
+    if status < 400 or method == "HEAD" or _is_envelope(body):
+        return None
+    return f"status {status} without the envelope: {body[:200]!r}"
 
 
 def _is_envelope(body: bytes) -> bool:

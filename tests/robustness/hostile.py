@@ -20,6 +20,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.processes import memory_bytes
 from tests.robustness.attacks import attack
 from tests.robustness.client import Verdict, send
 from tests.server.running_server import RunningServer
@@ -58,7 +59,7 @@ def run(folder: Path, model_file: Path, count: int, seed: int) -> Report:
     with RunningServer(data, model_file, *flags, env=environment) as server:
         server.wait_until_ready()
         known = [server.wait_for_job(server.submit(num_inference_steps=1)["id"])["id"]]
-        outside, pid, before = _outside(folder, server), server.pid, _memory(server.pid, "VmRSS")
+        outside, pid, before = _outside(folder, server), server.pid, memory_bytes(server.pid)
         started = time.monotonic()
         statuses, kinds, faults = _attack(server, count, seed, known)
         seconds = time.monotonic() - started
@@ -74,8 +75,8 @@ def run(folder: Path, model_file: Path, count: int, seed: int) -> Report:
             statuses=dict(sorted(statuses.items())),
             kinds=dict(sorted(kinds.items())),
             api_rss_bytes_before=before,
-            api_rss_bytes_after=_memory(pid, "VmRSS"),
-            api_rss_bytes_peak=_memory(pid, "VmHWM"),
+            api_rss_bytes_after=memory_bytes(pid),
+            api_rss_bytes_peak=memory_bytes(pid, "VmHWM"),
             faults=faults,
         )
 
@@ -141,12 +142,6 @@ def _bad_log_lines(server: RunningServer) -> list[str]:
         if line["event"] in UNHANDLED or "exception" in line:
             found.append(f"{line['event'].strip()} {line.get('exception', '')[-800:]}")
     return found
-
-
-def _memory(pid: int, field: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    (kibibytes,) = [int(line.split()[1]) for line in lines if line.startswith(f"{field}:")]
-    return kibibytes * 1024
 
 
 def write_tiny_model(folder: Path) -> Path:

@@ -144,6 +144,17 @@ def test_no_line_holds_a_prompt() -> None:
     assert "heptagon" not in json.dumps(lines)
 
 
+def test_hiding_a_prompt_leaves_the_rest_of_the_line() -> None:
+    script = """
+with logs.job_lines("video_2026", 1, "2026", "0"):
+    log.error("x", message="got 2026 and 0", steps=2026, model="2026")
+"""
+    (line,) = lines_of(script)
+    assert line["timestamp"].startswith("20")
+    assert "[prompt]" not in line["timestamp"]
+    assert (line["job"], line["message"], line["model"]) == ("video_2026", "got [prompt] and 0", "2026")
+
+
 def test_prompts_are_written_where_asked_for() -> None:
     lines = lines_of(SAY_IT, ", log_prompts=True")
     assert lines[0]["prompt"] == "an unmistakable heptagon"

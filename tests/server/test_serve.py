@@ -52,7 +52,7 @@ def is_draining(server: RunningServer) -> bool:
 
 def start_long_job(server: RunningServer) -> str:
     """Submit a job that takes several seconds, and wait until it is in the middle of its denoise."""
-    job_id = str(server.submit(num_inference_steps=1000, size="128x128")["id"])
+    job_id = str(server.submit(num_inference_steps=500, size="128x128")["id"])
     server.wait_for_step(job_id)
     return job_id
 
