@@ -127,7 +127,8 @@ def index_scores(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     products = (q.flatten(1, 2).to(wide) @ keys.to(wide).mT).unflatten(1, q.shape[1:3])
-    return (weights.to(wide)[:, :, None] @ products.relu_())[:, :, 0]
+    scores: Tensor = weights.to(wide)[:, :, None] @ products.relu_()
+    return scores[:, :, 0]
 
 
 def select(scores: Tensor, visible: Tensor, topk: int) -> Tensor:

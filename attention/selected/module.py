@@ -50,9 +50,10 @@ class AttentionState:
         chosen = list(range(len(self.lengths)) if sequences is None else sequences)
         for sequence in chosen:
             self.lengths[sequence] = 0
-        for state in (self.compressor, self.indexer and self.indexer.compressor):
-            if state is not None:
-                state.reset(chosen)
+        if self.compressor is not None:
+            self.compressor.reset(chosen)
+        if self.indexer is not None:
+            self.indexer.compressor.reset(chosen)
 
     def next_span(self, length: int, counts: Sequence[int] | None, device: torch.device) -> Span:
         """Places of the next tokens.

@@ -28,7 +28,7 @@ def through_fp4(x: Tensor) -> Tensor:
     """x as e2m1 holds it, in blocks of 32 of the last dimension, rounded half to even."""
     blocks, scale = _scaled(x, FP4_BLOCK, _FP4_MOST, _FP4_LEAST_PEAK)
     # Steps are 0.5 up to 2, 1 up to 4 and 2 up to 6. frexp gives 1 for values from 1 to 2.
-    step = torch.ldexp(torch.ones_like(blocks), blocks.frexp().exponent.clamp(1, 3) - 2)
+    step: Tensor = torch.ldexp(torch.ones_like(blocks), blocks.frexp().exponent.clamp(1, 3) - 2)
     rounded = (blocks / step).round() * step
     return (rounded * scale).flatten(-2).to(x.dtype)
 
@@ -42,7 +42,7 @@ def hadamard(x: Tensor) -> Tensor:
         first, second = out.unflatten(-1, (-1, 2, half)).unbind(-2)
         out = torch.stack([first + second, first - second], dim=-2).flatten(-3)
         half *= 2
-    return (out * size**-0.5).to(x.dtype)
+    return (out * float(size) ** -0.5).to(x.dtype)
 
 
 def _scaled(x: Tensor, block: int, most: float, least_peak: float) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,8 @@ def tokens(config: CompressedAttentionConfig, batch: int, length: int, seed: int
 
 def whole(module: CompressedAttention, x: Tensor) -> Tensor:
     """All tokens in one call on a new state."""
-    return module(x, module.new_state(len(x), x.shape[1]))
+    out: Tensor = module(x, module.new_state(len(x), x.shape[1]))
+    return out
 
 
 def decode(
