@@ -121,7 +121,7 @@ def _means(
 def _ridge(products: Values, targets: Values, points: int) -> Values:
     penalty = np.full(len(products), RIDGE * points)
     penalty[-1] = 0  # the bias may be anything
-    solution: Values = np.linalg.solve(products + np.diag(penalty), targets)
+    solution: Values = np.linalg.solve(products + np.diag(penalty), targets).astype(np.float64)
     return solution
 
 
