@@ -2,6 +2,7 @@
 
     python -m benchmarks.selected --json selected.json
     python -m benchmarks.selected --tune
+    python -m benchmarks.selected --tune 4
 
 The roofline of a shape is the larger of two floors, each measured here and now:
 
@@ -19,7 +20,8 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -65,13 +67,13 @@ SHAPES = (
     Shape(4096, 128, 576, 0, 2048, 65_536),
     Shape(64, 64, 512, 128, 512, 16_384),
 )
-ERROR_SHAPE = Shape(256, 64, 512, 128, 512, 1024)
+ERROR_QUERIES = 128
+# Heads and keys of a tile, warps; 64 heads of 512 do not fit the registers of 4 warps.
+TUNE_TILES = ((64, 16, 8), (64, 32, 8), (64, 64, 8), (64, 128, 8), (32, 32, 4), (32, 64, 4), (32, 64, 8))
 TUNE_CONFIGS = tuple(
     TileConfig(heads, keys, warps, stages, split)
-    for heads, keys, warps, stages, split in itertools.product(
-        (32, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 4, 5), (False, True)
-    )
-    if not (split and warps == 4) and heads * keys <= 64 * 128
+    for (heads, keys, warps), stages, split in itertools.product(TUNE_TILES, (2, 3, 4, 5), (False, True))
+    if warps == 8 or not split
 )
 GATHER_TILES = tuple(itertools.product((8, 16, 32, 64), (4, 8), (3, 5, 8)))  # rows, warps, stages
 PRODUCT_SIZES = (4096, 8192)
@@ -225,11 +227,11 @@ def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
 def memory_floor(shape: Shape, sets: Sequence[Inputs]) -> float:
     """Seconds of the fastest gather."""
     heads = tile_config(torch.bfloat16, shape.width, shape.heads, hopper=True).block_h
-    times = [
-        graph_seconds([lambda x=x, tile=tile: gather(x, heads, *tile) for x in sets])
-        for tile in GATHER_TILES  # type: ignore[misc]
-    ]
-    return min(timing.median_seconds for timing in times)
+    times = []
+    for tile in GATHER_TILES:
+        calls = [partial(gather, x, heads, *tile) for x in sets]
+        times.append(graph_seconds(calls).median_seconds)
+    return min(times)
 
 
 def product_rate() -> float:
@@ -245,7 +247,7 @@ def product_rate() -> float:
 def measure(shape: Shape, rate: float) -> Row:
     """One shape beside its floors and eager PyTorch."""
     sets = [inputs(shape, "cuda", seed) for seed in range(INPUT_SETS)]
-    error, eager_error = errors(ERROR_SHAPE if shape.queries > ERROR_SHAPE.queries else shape, "cuda")
+    error, eager_error = errors(replace(shape, queries=min(shape.queries, ERROR_QUERIES)), "cuda")
     calls = [lambda x=x: sparse_attn(x.q, x.kv, x.sink, x.topk_idxs) for x in sets]
     return Row(
         shape=shape,
@@ -264,8 +266,6 @@ def tune(shape: Shape) -> list[tuple[TileConfig, float]]:
     scale = shape.width**-0.5
     results = []
     for config in TUNE_CONFIGS:
-        if config.block_h > shape.heads:
-            continue
         calls = [
             lambda x=x, c=config: sparse_attn_triton(x.q, x.kv, x.sink, x.topk_idxs, scale, c) for x in sets
         ]
@@ -315,15 +315,21 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument(
-        "--tune", action="store_true", help="time tile configurations of the first shape instead"
+        "--tune",
+        metavar="SHAPE",
+        type=int,
+        nargs="?",
+        const=0,
+        choices=range(len(SHAPES)),
+        help="time tile configurations of this shape instead, by default the first (0)",
     )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     print(machine())
-    if arguments.tune:
-        print(SHAPES[0])
-        for config, seconds in tune(SHAPES[0]):
+    if arguments.tune is not None:
+        print(SHAPES[arguments.tune])
+        for config, seconds in tune(SHAPES[arguments.tune]):
             print(f"  {seconds * 1e3:8.4f} ms {config}", flush=True)
         return
     rate = product_rate()

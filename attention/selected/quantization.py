@@ -3,6 +3,7 @@
 A block of channels shares a scale, the least power of two with which all of them fit the narrow type.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -42,7 +43,7 @@ def hadamard(x: Tensor) -> Tensor:
         first, second = out.unflatten(-1, (-1, 2, half)).unbind(-2)
         out = torch.stack([first + second, first - second], dim=-2).flatten(-3)
         half *= 2
-    return (out * float(size) ** -0.5).to(x.dtype)
+    return (out / math.sqrt(size)).to(x.dtype)
 
 
 def _scaled(x: Tensor, block: int, most: float, least_peak: float) -> tuple[Tensor, Tensor]:

@@ -124,11 +124,14 @@ def _sparse_attn_kernel(
         is_key = (index >= 0) & (index < rows)
         index = index.to(tl.int64)
         keys = _load_rows(kv_source, index, is_key, kv_stride, 0, MAIN, WIDTH)
-        scores = dot(q, keys.T, tl.zeros([BLOCK_H, BLOCK_N], dtype=tl.float32), INTERPRETED)
+        nothing = tl.zeros([BLOCK_H, BLOCK_N], dtype=tl.float32)
+        scores = dot(q, keys.T, nothing, INTERPRETED) * scale_log2
         if REST:
+            # Scaled before they are added: else Triton starts one product with the other, which then is one
+            # that another uses, see below.
             keys_rest = _load_rows(kv_source, index, is_key, kv_stride, MAIN, REST, WIDTH)
-            scores = dot(q_rest, keys_rest.T, scores, INTERPRETED)
-        scores = tl.where(is_key[None, :], scores * scale_log2, float("-inf"))
+            scores += dot(q_rest, keys_rest.T, nothing, INTERPRETED) * scale_log2
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
         if SPLIT_KEYS:
             # Always true, but Triton does not know, and looks no further than the block for a product that
             # uses this one. Where it finds one it gives all keys to each of several warp groups, which

@@ -9,9 +9,10 @@ import pytest
 
 KIB = 1024
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 120: 99 * KIB}  # most that one program may have
-# A tile of 64 heads and 64 keys of 512: scores are 2 x 32 products of 64 x 32 x 16, half of them each of two
-# warp groups (all of them each unless keys are split); values are 4 of 64 x 256 x 16 each.
-WGMMA_64_512 = 32 + 4
+# Products of each of the two warp groups in a step. 64 keys of 512: scores of half the keys are 32 products
+# of 64 x 32 x 16 (twice as many if keys were not split), values 4 of 64 x 256 x 16. 32 keys of 512 and 64:
+# scores 32 and 4, values 2 and 2.
+WGMMA = {"90-64-512-bf16": 32 + 4, "90-128-576-bf16": 32 + 4 + 2 + 2}
 TARGETS = (
     "80-64-512-bf16",
     "80-128-576-bf16",
@@ -51,5 +52,6 @@ def test_compiles_within_shared_memory(target: str, needs: dict[str, dict[str, i
     assert (needs[target]["wgmma"] > 0) == (capability == 90 and heads >= 64)
 
 
-def test_warp_groups_share_the_scores(needs: dict[str, dict[str, int]]) -> None:
-    assert needs["90-64-512-bf16"]["wgmma"] == WGMMA_64_512
+@pytest.mark.parametrize("target", WGMMA)
+def test_warp_groups_share_the_scores(target: str, needs: dict[str, dict[str, int]]) -> None:
+    assert needs[target]["wgmma"] == WGMMA[target]
