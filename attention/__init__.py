@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from attention.backends import Backend
     from attention.layout import AnchorLocalLayout, anchor_local_layout
     from attention.pattern import AnchorLocalPattern, density
+    from attention.selected.api import sparse_attn
+    from attention.selected.config import CompressedAttentionConfig
+    from attention.selected.indexer import IndexConfig
+    from attention.selected.module import CompressedAttention
+    from attention.selected.rotary import Rotary, Yarn
     from attention.swapping import SwapHandle, SwapReport, swap
     from attention.window_sink.api import window_sink_attention
     from attention.window_sink.backend import WindowBackend
@@ -24,16 +29,22 @@ _HOME = {
     "AnchorLocalLayout": "attention.layout",
     "AnchorLocalPattern": "attention.pattern",
     "Backend": "attention.backends",
+    "CompressedAttention": "attention.selected.module",
+    "CompressedAttentionConfig": "attention.selected.config",
+    "IndexConfig": "attention.selected.indexer",
+    "Rotary": "attention.selected.rotary",
     "SwapHandle": "attention.swapping",
     "SwapReport": "attention.swapping",
     "VisionAttentionConfig": "attention.window_sink.module",
     "WindowBackend": "attention.window_sink.backend",
     "WindowSinkAttention": "attention.window_sink.module",
+    "Yarn": "attention.selected.rotary",
     "anchor_local_attention": "attention.anchor_local.api",
     "anchor_local_layout": "attention.layout",
     "anchor_local_ordered": "attention.anchor_local.api",
     "density": "attention.pattern",
     "packed_patches": "attention.window_sink.patches",
+    "sparse_attn": "attention.selected.api",
     "swap": "attention.swapping",
     "window_sink_attention": "attention.window_sink.api",
 }
@@ -42,16 +53,22 @@ __all__ = [
     "AnchorLocalLayout",
     "AnchorLocalPattern",
     "Backend",
+    "CompressedAttention",
+    "CompressedAttentionConfig",
+    "IndexConfig",
+    "Rotary",
     "SwapHandle",
     "SwapReport",
     "VisionAttentionConfig",
     "WindowBackend",
     "WindowSinkAttention",
+    "Yarn",
     "anchor_local_attention",
     "anchor_local_layout",
     "anchor_local_ordered",
     "density",
     "packed_patches",
+    "sparse_attn",
     "swap",
     "window_sink_attention",
 ]
