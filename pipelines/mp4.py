@@ -88,7 +88,7 @@ def write_mp4(
             if (_comment(temporary, before_frame) or "") != (metadata or ""):
                 raise JobFailedError("internal", "the MP4 written does not hold the metadata that was given")
     except OSError as error:
-        raise JobFailedError("internal", f"{path} cannot be written: {error}") from error
+        raise JobFailedError("internal", f"{path} cannot be written: {error}", retryable=True) from error
     return found
 
 
@@ -192,6 +192,7 @@ def _encode(
                 "internal",
                 f"ffmpeg stopped at frame {written} of {len(frames)} ({said[-300:]}); "
                 f"{shutil.disk_usage(path.parent).free} bytes are free in {path.parent}",
+                retryable=True,
             )
 
 

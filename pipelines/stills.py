@@ -84,7 +84,7 @@ def _write(picture: Image.Image, path: Path) -> PictureFile:
         with written_beside(path, path.suffix) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
-        raise JobFailedError("internal", f"{path} cannot be written: {error}") from error
+        raise JobFailedError("internal", f"{path} cannot be written: {error}", retryable=True) from error
     return PictureFile(
         bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),

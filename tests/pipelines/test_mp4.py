@@ -220,8 +220,11 @@ def test_an_ffmpeg_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_ffmpeg_that_stops_half_way_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys; sys.stdin.buffer.read(128 * 128 * 3 * 5)"
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", _fake_ffmpeg(tmp_path, script))
-    with pytest.raises(JobFailedError, match=r"ffmpeg stopped at frame \d+ of 40 .* bytes are free in"):
+    with pytest.raises(
+        JobFailedError, match=r"ffmpeg stopped at frame \d+ of 40 .* bytes are free in"
+    ) as caught:
         write_mp4(_noise(), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+    assert caught.value.retryable
 
 
 def test_no_ffmpeg_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

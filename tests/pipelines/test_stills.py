@@ -163,7 +163,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     for write in (write_thumbnail, write_spritesheet):
         with pytest.raises(JobFailedError, match=r"p\.jpg cannot be written: .*File too large") as caught:
             write(noise, tmp_path / "p.jpg")
-        assert caught.value.code == "internal"
+        assert (caught.value.code, caught.value.retryable) == ("internal", True)
     assert list(tmp_path.iterdir()) == []
 
 
