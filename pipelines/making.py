@@ -143,6 +143,8 @@ def _restored(loaded: LoadedPipeline) -> Iterator[None]:
     try:
         yield
     finally:
-        pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
+        used = pipe.scheduler
+        pipe.scheduler = type(used).from_config(used.config)
+        vars(used).clear()  # it sits in a reference cycle, and would hold latents until the next collection
         loaded.family.forget(pipe)
         pipe.maybe_free_model_hooks()

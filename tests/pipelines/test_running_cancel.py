@@ -1,5 +1,6 @@
 """Cancelled jobs: where they stop, and that they leave no trace."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,9 @@ def test_a_cancelled_job_gives_the_gpu_its_memory_back(
     on_gpu = load_pipeline(preset, device="cuda")
     finished(on_gpu, params, tmp_path / "first.mp4")
     on_gpu.texts.clear()
+    gc.collect()
     held = torch.cuda.memory_allocated()
     with pytest.raises(JobCancelledError):
         list(run_job(on_gpu, params, JobPaths(tmp_path / "clip.mp4"), is_cancelled=CancelAt(call)))
+    on_gpu.texts.clear()
     assert torch.cuda.memory_allocated() == held
