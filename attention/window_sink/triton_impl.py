@@ -59,8 +59,8 @@ _OTHER = {
     128: TileConfig(64, 64, 4, 2),
     256: TileConfig(64, 32, 8, 2),
 }
-# Windows of whole latent frames and their like. Hopper's row 128 was measured on an H200 with windows of frames
-# of 1,560 and 3,600 tokens; the others are shapes that anchor_local runs well with.
+# Windows of whole latent frames and their like. Hopper's row 128 was measured on an H200 with frames of 1,560
+# and 3,600 tokens; the others are shapes that anchor_local runs well with.
 _WIDE_KEYS = 1024
 _HOPPER_WIDE = {
     32: TileConfig(128, 64, 4, 3),

@@ -137,7 +137,6 @@ def _parameters_of(run: dict[str, Any]) -> JobParameters:
     )
 
 
-@pytest.mark.skipif(not WINDOW.exists(), reason="the window's 200 prompts have not been run")
 def test_committed_scores_of_the_window(bundled: ModelPreset) -> None:
     """Of these weights and of what a request for the window gets."""
     committed = json.loads(WINDOW.read_text())
