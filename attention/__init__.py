@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attention.selected.module import CompressedAttention
     from attention.selected.rotary import Rotary, Yarn
     from attention.swapping import SwapHandle, SwapReport, swap
+    from attention.tiles import TilePattern, tile_density
     from attention.window_sink.api import window_sink_attention
     from attention.window_sink.backend import WindowBackend
     from attention.window_sink.module import VisionAttentionConfig, WindowSinkAttention
@@ -35,6 +36,7 @@ _HOME = {
     "Rotary": "attention.selected.rotary",
     "SwapHandle": "attention.swapping",
     "SwapReport": "attention.swapping",
+    "TilePattern": "attention.tiles",
     "VisionAttentionConfig": "attention.window_sink.module",
     "WindowBackend": "attention.window_sink.backend",
     "WindowSinkAttention": "attention.window_sink.module",
@@ -46,6 +48,7 @@ _HOME = {
     "packed_patches": "attention.window_sink.patches",
     "sparse_attn": "attention.selected.api",
     "swap": "attention.swapping",
+    "tile_density": "attention.tiles",
     "window_sink_attention": "attention.window_sink.api",
 }
 __all__ = [
@@ -59,6 +62,7 @@ __all__ = [
     "Rotary",
     "SwapHandle",
     "SwapReport",
+    "TilePattern",
     "VisionAttentionConfig",
     "WindowBackend",
     "WindowSinkAttention",
@@ -70,6 +74,7 @@ __all__ = [
     "packed_patches",
     "sparse_attn",
     "swap",
+    "tile_density",
     "window_sink_attention",
 ]
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from attention.window_sink.sinks import SinkMode
 
 WindowUnit = Literal["frames", "tokens"]
+BlockUnit = Literal["tokens", "frames"]
+TokenOrderName = Literal["raster", "tile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class TokenGrid:
         """Tokens of the clip."""
         return self.frames * self.frame_tokens
 
+    @property
+    def thw(self) -> tuple[int, int, int]:
+        """Frames, rows, columns."""
+        return self.frames, self.rows, self.columns
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenOrder:
@@ -51,16 +58,25 @@ class BackendSettings:
     """Settings of whichever backend, for reports; None: this backend has no such setting.
 
     Attributes:
-        block_size, anchor_stride, anchor_offset: the pattern of ``anchor_local``, in tokens.
+        token_order: how ``anchor_local`` forms blocks: runs of the raster, or boxes (``tile``).
+        block_size: of a block of the raster.
+        block_unit: what it counts.
+        tile_thw: sides of a box: time, height, width.
+        anchor_stride, anchor_offset: which tokens are anchors; the offset is that of the first step.
+        anchor_rotation: whether the offset grows by one a step.
         window: units to the left and to the right that a token of ``window`` sees; None is unbounded.
         window_unit: what the window counts.
         global_frames: latent frames at the start that every token of ``window`` sees.
         sink_mode: what the sinks of ``window`` mean, if it has any.
     """
 
+    token_order: TokenOrderName | None = None
     block_size: int | None = None
+    block_unit: BlockUnit | None = None
+    tile_thw: tuple[int, int, int] | None = None
     anchor_stride: int | None = None
     anchor_offset: int | None = None
+    anchor_rotation: bool | None = None
     window: tuple[int | None, int | None] | None = None
     window_unit: WindowUnit | None = None
     global_frames: int | None = None
@@ -68,16 +84,18 @@ class BackendSettings:
 
 
 class Plan(Protocol):
-    """A backend on one grid: what the sparse calls of a forward pass do."""
+    """A backend on one grid: what the sparse calls of a forward pass do.
 
-    @property
-    def allowed_pairs(self) -> int:
+    In joint attention ``text`` tokens come before the clip's; they see all and are seen by all.
+    """
+
+    def allowed_pairs(self, text: int) -> int:
         """(query, key) pairs that attend, of each head and batch entry."""
 
     def order(self, device: torch.device) -> TokenOrder | None:
-        """The order that ``attend`` wants tokens in; None: as they come."""
+        """The order that ``attend`` wants the clip's tokens in; None: as they come."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int) -> Tensor:
         """Self-attention of layer ``layer`` on [batch, tokens, heads, head_dim]; returns the shape of q."""
 
     def implementation(self, q: Tensor) -> str:
@@ -103,8 +121,14 @@ class Backend(Protocol):
     def why_never_dense(self) -> str | None:
         """Why no call may run dense instead; None: any may."""
 
-    def check(self, layers: int, heads: int) -> None:
-        """Raise ValueError unless it fits a transformer of so many layers and heads."""
+    def check(self, layers: int, heads: int, joint: bool) -> None:
+        """Raise ValueError unless it fits a transformer of so many layers and heads.
+
+        ``joint``: its self-attention has text tokens, too.
+        """
+
+    def at_step(self, step: int) -> "Backend":
+        """The same in denoise step ``step``, counted from 0."""
 
     def plan(self, grid: TokenGrid) -> Plan | None:
         """What a pass over this grid does; None: every call is dense."""
@@ -119,8 +143,12 @@ class DenseBackend:
     differs_by_layer: bool = False
     why_never_dense: str | None = None
 
-    def check(self, layers: int, heads: int) -> None:
+    def check(self, layers: int, heads: int, joint: bool) -> None:
         """Any transformer will do."""
+
+    def at_step(self, step: int) -> "DenseBackend":
+        """All steps are alike."""
+        return self
 
     def plan(self, grid: TokenGrid) -> None:
         """Every call is dense."""

@@ -1,4 +1,4 @@
-"""The one place that touches Diffusers' private attention dispatcher.
+"""The one place that imports Diffusers, and that touches its private attention dispatcher.
 
 Diffusers looks a backend up in a registry keyed by a closed enum. We add a pseudo member of that enum under
 which our function is found; only processors that hold the member call it. Nothing process-wide is switched:
@@ -71,3 +71,11 @@ def check_processor(module_name: str, processor: object) -> None:
         raise ValueError(
             f"{module_name} uses {type(processor).__name__}, which bypasses Diffusers' attention dispatcher"
         )
+
+
+def apply_rotary(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Diffusers' rotary embedding of [batch, tokens, heads, head_dim]; tables [tokens, head_dim]."""
+    from diffusers.models.embeddings import apply_rotary_emb
+
+    rotated: Tensor = apply_rotary_emb(x, tables, sequence_dim=1)
+    return rotated

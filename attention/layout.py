@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from attention.pattern import AnchorLocalPattern
+from attention.tiles import Grid, TilePattern
+
+Pattern = AnchorLocalPattern | TilePattern
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,101 @@ def anchor_local_layout(
         query_inverse=_inverse(query_order).to(device),
         anchor_queries=anchor_queries,
         runs=_runs(pattern, tokens, q_start, queries, anchor_queries),
+    )
+
+
+@lru_cache(maxsize=64)
+def clip_layout(pattern: Pattern, grid: Grid, device: torch.device, text: int = 0) -> AnchorLocalLayout:
+    """Layout of ``text`` tokens, all of them anchors, and behind them a clip of frames x rows x columns."""
+    if text:
+        return _behind_anchors(clip_layout(pattern, grid, device), text)
+    if isinstance(pattern, AnchorLocalPattern):
+        return anchor_local_layout(pattern, grid[0] * grid[1] * grid[2], device)
+    return _tile_layout(pattern, grid, device)
+
+
+def _behind_anchors(layout: AnchorLocalLayout, count: int) -> AnchorLocalLayout:
+    """The same layout behind so many more anchors."""
+    first = torch.arange(count, device=layout.key_order.device)
+    order = torch.cat([first, layout.key_order + count])
+    return AnchorLocalLayout(
+        tokens=layout.tokens + count,
+        anchors=layout.anchors + count,
+        key_order=order,
+        query_order=order,
+        query_inverse=torch.cat([first, layout.query_inverse + count]),
+        anchor_queries=layout.anchor_queries + count,
+        runs=layout.runs + count,
+    )
+
+
+def tile_anchors(pattern: TilePattern, grid: Grid) -> Tensor:
+    """Boolean [tokens], raster order: is the token an anchor?"""
+    frame, row, column = _coordinates(grid)
+    frame_step, row_step = pattern.steps
+    residue = (column + row_step * row + frame_step * frame) % pattern.anchor_stride
+    return residue == pattern.anchor_offset
+
+
+def tile_boxes(pattern: TilePattern, grid: Grid) -> Tensor:
+    """int64 [tokens], raster order: number of the token's box."""
+    number = torch.zeros(grid[0] * grid[1] * grid[2], dtype=torch.int64)
+    for position, tile, side in zip(_coordinates(grid), pattern.tile_thw, grid, strict=True):
+        number = number * -(-side // tile) + position // tile
+    return number
+
+
+def _coordinates(grid: Grid) -> list[Tensor]:
+    axes = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
+    return [axis.flatten() for axis in axes]
+
+
+def _tile_layout(pattern: TilePattern, grid: Grid, device: torch.device) -> AnchorLocalLayout:
+    tokens = grid[0] * grid[1] * grid[2]
+    if pattern.is_full(grid):
+        return _full_layout(tokens, tokens, 0, device)
+    is_anchor, box = tile_anchors(pattern, grid), tile_boxes(pattern, grid)
+    order = box.masked_fill(is_anchor, -1).argsort(stable=True)
+    anchors = int(is_anchor.sum())
+    others = box[~is_anchor].bincount()  # of each box
+    ends = anchors + others[others > 0].cumsum(0)
+    begins = torch.cat([torch.tensor([anchors]), ends[:-1]])
+    return AnchorLocalLayout(
+        tokens=tokens,
+        anchors=anchors,
+        key_order=order.to(device),
+        query_order=order.to(device),
+        query_inverse=_inverse(order).to(device),
+        anchor_queries=anchors,
+        runs=torch.stack([begins, ends, begins, ends], dim=1),
+    )
+
+
+@lru_cache(maxsize=64)
+def frames_layout(
+    window: tuple[int | None, int | None], global_frames: int, grid: Grid, device: torch.device, text: int
+) -> AnchorLocalLayout:
+    """Layout of text and a clip in raster order whose tokens see the frames about their own.
+
+    A token sees the text, the first ``global_frames`` frames and those within ``window`` (left, right; None
+    is unbounded); a text token sees all. Nothing is moved.
+    """
+    frames, frame = grid[0], grid[1] * grid[2]
+    anchors = text + min(global_frames, frames) * frame
+    left, right = (frames if side is None else side for side in window)
+    own = torch.arange(frames)
+    begins = text + own * frame
+    keys = torch.stack([text + (own - left) * frame, text + (own + right + 1) * frame], dim=1)
+    keys = keys.clamp(min=anchors, max=text + frames * frame)
+    order = torch.arange(text + frames * frame, device=device)
+    return AnchorLocalLayout(
+        tokens=order.numel(),
+        anchors=anchors,
+        key_order=order,
+        query_order=order,
+        query_inverse=order,
+        anchor_queries=text,
+        runs=torch.cat([begins[:, None], begins[:, None] + frame, keys], dim=1),
     )
 
 

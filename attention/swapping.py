@@ -1,29 +1,31 @@
 """Puts a backend into a Diffusers transformer's self-attention, and takes it out again.
 
-Knows transformers. Does not know operators, which are behind ``backends.Backend``, nor jobs: what is dense,
-and why, it is told. Tokens are put into the backend's order once, where the sequence is made (with the rotary
-tables), and back once, behind the last per-token layer; between them every layer is per token or attention,
-and neither minds the order.
+Knows transformers, through the table of families. Does not know operators, which are behind
+``backends.Backend``, nor jobs: what is dense, and why, it is told. Tokens are put into the backend's order
+once, where the sequence is made (with the rotary tables), and back once, behind the last per-token layer;
+between them every layer is per token or attention, and neither minds the order.
 """
 
 import copy
-from collections import Counter
+import inspect
 from collections.abc import Sequence
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.hooks import RemovableHandle
 
-from attention.backends import Backend, BackendSettings, Plan, TokenGrid, TokenOrder, WindowUnit
+from attention.backends import Backend, BackendSettings, BlockUnit, TokenOrderName, WindowUnit
 from attention.choice import Impl
 from attention.diffusers_door import check_processor, register_backend
-from attention.families import TransformerFamily, family_of, self_attention_modules
+from attention.families import family_of, self_attention_modules
+from attention.families.family import PerToken, TransformerFamily
+from attention.families.joint import JointProcessor
+from attention.families.moves import Move, along
+from attention.forward import CURRENT, Counts, ForwardPass, swapped_attention
 from attention.registry import Given, build_backend
 from attention.window_sink.sinks import SinkMode
 
@@ -39,7 +41,8 @@ class SwapReport(BackendSettings):
     Attributes:
         backend: the backend asked for.
         implementation: what computed the sparse calls (``torch``, ``triton``); ``sdpa`` if there were none.
-        tokens: sequence length of the last forward pass, 0 before the first.
+        tokens: tokens of the clip in the last forward pass, 0 before the first.
+        text_tokens: those of text beside them in self-attention, without padding; the most of a batch entry.
         density: allowed pairs over all pairs of the sparse calls; 1 if none was sparse.
         sparse_calls, dense_calls: self-attention calls of each kind.
         dense_reasons: why calls were dense, and how many.
@@ -48,73 +51,11 @@ class SwapReport(BackendSettings):
     backend: str
     implementation: str
     tokens: int
+    text_tokens: int
     density: float
     sparse_calls: int
     dense_calls: int
     dense_reasons: dict[str, int]
-
-
-@dataclass
-class _Counts:
-    tokens: int = 0
-    sparse_calls: int = 0
-    allowed_pairs: int = 0
-    all_pairs: int = 0
-    implementations: set[str] = field(default_factory=set)
-    dense_reasons: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True)
-class _Forward:
-    """One forward pass of a swapped transformer; without a plan all its calls are dense."""
-
-    tokens: int
-    plan: Plan | None
-    dense_reason: str
-    counts: _Counts
-
-    def order(self, device: torch.device) -> TokenOrder | None:
-        """The token order of this pass, None if nothing is moved."""
-        return None if self.plan is None else self.plan.order(device)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
-        if self.plan is None or dense_layer:
-            self.counts.dense_reasons["dense_layers" if self.plan else self.dense_reason] += 1
-            return _dense(q, k, v, scale)
-        self.counts.sparse_calls += 1
-        self.counts.allowed_pairs += self.plan.allowed_pairs
-        self.counts.all_pairs += self.tokens**2
-        self.counts.implementations.add(self.plan.implementation(q))
-        return self.plan.attend(q, k, v, scale, layer)
-
-
-# The operator sees only q, k, v; the rest comes through here. It is read inside the custom op, so that one
-# compiled graph serves all layers and steps.
-_FORWARD: ContextVar[_Forward | None] = ContextVar("reelwright_forward", default=None)
-
-
-def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2).contiguous()
-
-
-@torch.library.custom_op("reelwright::swapped_attention", mutates_args=())
-def _swapped_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int
-) -> Tensor:
-    forward = _FORWARD.get()
-    if forward is None:
-        raise RuntimeError(
-            "a swapped self-attention layer was called outside its transformer's forward pass; "
-            "remove the swap before calling layers by themselves"
-        )
-    return forward.attend(q, k, v, scale, dense_layer, layer)
-
-
-@_swapped_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +65,10 @@ def _dispatcher_key(dense_layer: bool, layer: int = _ANY_LAYER) -> Any:
     return register_backend(_KEY_PREFIX + name, _backend_function(dense_layer, layer))
 
 
-def _is_ours(key: object) -> bool:
+def _is_ours(processor: object) -> bool:
+    if isinstance(processor, JointProcessor):
+        return True
+    key = getattr(processor, "_attention_backend", None)
     return isinstance(key, str) and str.startswith(key, _KEY_PREFIX)
 
 
@@ -144,7 +88,7 @@ def _backend_function(dense_layer: bool, layer: int) -> Any:
         if attn_mask is not None or dropout_p or is_causal or _parallel_config is not None:
             raise ValueError("swapped self-attention takes no mask, dropout, causal flag or parallel config")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        out: Tensor = _swapped_attention(query, key, value, scale, dense_layer, layer)
+        out: Tensor = swapped_attention(query, key, value, scale, dense_layer, layer)
         return out
 
     return attend
@@ -160,10 +104,10 @@ class SwapHandle:
         dense_layers: Sequence[int],
         min_tokens: int,
     ) -> None:
-        self._backend = backend
+        self._backend = self._at_step = backend
         self._min_tokens = min_tokens
         self._dense_reason: str | None = None
-        self._counts = _Counts()
+        self._counts = Counts()
         self._hooks: list[RemovableHandle] = []
         self._processors: list[tuple[Any, object]] = []
         try:
@@ -191,6 +135,13 @@ class SwapHandle:
             _check_may_be_dense(self._backend, reason)
         self._dense_reason = reason
 
+    def set_step(self, step: int) -> None:
+        """Say that the next forward passes are of this denoise step, counted from 0.
+
+        Only a backend whose pattern changes with the step (``anchor_rotation``) needs to know.
+        """
+        self._at_step = self._backend.at_step(step)
+
     def report(self) -> SwapReport:
         """What ran so far."""
         counts = self._counts
@@ -199,6 +150,7 @@ class SwapHandle:
             backend=self._backend.name,
             implementation="+".join(sorted(counts.implementations)) or DENSE_IMPLEMENTATION,
             tokens=counts.tokens,
+            text_tokens=counts.text_tokens,
             density=counts.allowed_pairs / counts.all_pairs if counts.all_pairs else 1.0,
             sparse_calls=counts.sparse_calls,
             dense_calls=counts.dense_reasons.total(),
@@ -220,94 +172,134 @@ class SwapHandle:
         beyond = sorted(layer for layer in dense_layers if not 0 <= layer < len(modules))
         if beyond:
             raise ValueError(f"dense_layers names {beyond}, but there are layers 0 .. {len(modules) - 1}")
-        self._backend.check(len(modules), next(iter(modules.values())).heads)
+        self._backend.check(len(modules), next(iter(modules.values())).heads, family.joint is not None)
         for layer, (name, module) in enumerate(modules.items()):
-            check_processor(name, module.processor)
-            if _is_ours(module.processor._attention_backend):
+            if _is_ours(module.processor):
                 raise ValueError(f"{type(transformer).__name__} is swapped already; remove that swap first")
-            # A copy, since one processor object may serve cross-attention too.
-            processor = copy.copy(module.processor)
-            processor._attention_backend = _dispatcher_key(
-                layer in dense_layers, layer if self._backend.differs_by_layer else _ANY_LAYER
+            ours = _processor(
+                family,
+                name,
+                module.processor,
+                layer in dense_layers,
+                layer if self._backend.differs_by_layer else _ANY_LAYER,
             )
             self._processors.append((module, module.processor))
-            module.processor = processor
-        self._hooks += self._order_hooks(transformer, family)
-
-    def _order_hooks(self, transformer: nn.Module, family: TransformerFamily) -> list[RemovableHandle]:
-        part = transformer.get_submodule
-        return [
-            transformer.register_forward_pre_hook(self._begin, with_kwargs=True),
-            part(family.patch_embedding).register_forward_hook(_order_patches),
-            part(family.rotary).register_forward_hook(_order_rotary),
-            part(family.output_projection).register_forward_hook(_restore_order),
+            module.processor = ours
+        begin = _Begin(self, family, inspect.signature(type(transformer).forward))
+        self._hooks += [
+            transformer.register_forward_pre_hook(begin, with_kwargs=True),
+            *(_register(transformer, move) for move in family.moves),
             transformer.register_forward_hook(_end, always_call=True),
         ]
 
-    def _begin(
-        self, transformer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Decide about this forward pass, before it begins."""
-        named = dict(zip(("hidden_states", "timestep"), args, strict=False)) | kwargs
-        hidden_states, timestep = named["hidden_states"], named["timestep"]
-        patch: Sequence[int] = transformer.config.patch_size  # type: ignore[assignment,union-attr]
-        grid = TokenGrid(*(n // p for n, p in zip(hidden_states.shape[2:], patch, strict=True)))
-        plan = self._backend.plan(grid)
-        reason = self._why_dense(plan, grid.tokens)
-        forward = _Forward(grid.tokens, None if reason else plan, reason or "", self._counts)
+    def begin_pass(
+        self, transformer: Any, family: TransformerFamily, arguments: dict[str, Any]
+    ) -> ForwardPass:
+        """Decide about a forward pass; the hooks call this."""
+        config = transformer.config
+        if refusal := family.refused(config, arguments):
+            raise ValueError(f"{type(transformer).__name__}: {refusal}")
+        caches = bool(getattr(transformer, "is_cache_enabled", False))
+        if caches and self._backend.settings.anchor_rotation:
+            raise ValueError(
+                "anchor_rotation changes the order of tokens between steps, and a cache that is enabled on "
+                f"this {type(transformer).__name__} keeps hidden states between them; use one of the two"
+            )
+        grid = family.grid(config, arguments)
+        plan = self._at_step.plan(grid)
+        few = plan is not None and grid.tokens < self._min_tokens
+        text = family.joint.text(arguments) if family.joint else None
         self._counts.tokens = grid.tokens
-        _FORWARD.set(forward)
-        order = forward.order(timestep.device)
-        if order is None or timestep.ndim < 2:
+        self._counts.text_tokens = max(text.valid) if text else 0
+        reason = "backend" if plan is None else "min_tokens" if few else self._dense_reason
+        return ForwardPass(
+            grid=grid,
+            plan=None if few else plan,
+            dense_reason=reason,
+            counts=self._counts,
+            text=text,
+            # A dense pass needs no order; but what caches carry from step to step must keep one.
+            moved=(caches or not reason) and not family.stays(config, arguments),
+        )
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Pre-hook of a transformer: sets the pass that begins, and orders the arguments that have tokens."""
+
+    handle: SwapHandle
+    family: TransformerFamily
+    signature: inspect.Signature
+
+    def __call__(
+        self, transformer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments = self.signature.bind_partial(transformer, *args, **kwargs).arguments
+        forward = self.handle.begin_pass(transformer, self.family, arguments)
+        CURRENT.set(forward)
+        changed = {
+            argument.name: moved
+            for argument in self.family.per_token
+            if (moved := _moved(arguments.get(argument.name), argument, forward)) is not None
+        }
+        if not changed:
             return args, kwargs
-        # One timestep for each token (Wan 2.2 TI2V) follows its token.
-        ordered = timestep.index_select(1, order.order)
-        if "timestep" in kwargs:
-            return args, kwargs | {"timestep": ordered}
-        return (args[0], ordered, *args[2:]), kwargs
-
-    def _why_dense(self, plan: Plan | None, tokens: int) -> str | None:
-        if plan is None:
-            return "backend"
-        return "min_tokens" if tokens < self._min_tokens else self._dense_reason
+        named = dict(arguments) | changed
+        named.pop("self")
+        return (), named
 
 
-def _order_for(x: Tensor) -> TokenOrder | None:
-    forward = _FORWARD.get()
-    return None if forward is None else forward.order(x.device)
-
-
-def _order_patches(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-    """[B, C, T, H, W] with its positions in key order, laid out so that flattening it costs no copy."""
-    order = _order_for(output)
-    if order is None:
+def _moved(value: Any, argument: PerToken, forward: ForwardPass) -> Any:
+    """The argument in the order of the pass; None if it has no token in it, or nothing is moved."""
+    first = value[0] if isinstance(value, tuple) else value
+    if not isinstance(first, Tensor) or first.ndim <= argument.dim:
         return None
-    tokens = output.flatten(2).transpose(1, 2).index_select(1, order.order)
-    ordered: Tensor = tokens.transpose(1, 2).unflatten(2, output.shape[2:])
-    return ordered
+    order = forward.order(first.device) if first.shape[argument.dim] == forward.grid.tokens else None
+    return None if order is None else along(argument.dim)(value, order.order)
 
 
-def _order_rotary(module: nn.Module, args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    order = _order_for(output[0])
-    return None if order is None else tuple(table.index_select(1, order.order) for table in output)
+def _register(transformer: nn.Module, move: Move) -> RemovableHandle:
+    def apply(module: nn.Module, args: Any, output: Any) -> Any:
+        forward = CURRENT.get()
+        order = None if forward is None else forward.order(_device(output))
+        return None if order is None else move.apply(output, order)
+
+    return transformer.get_submodule(move.module).register_forward_hook(apply)
 
 
-def _restore_order(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-    order = _order_for(output)
-    return None if order is None else output.index_select(1, order.inverse)
+def _device(output: Tensor | tuple[Tensor, ...]) -> torch.device:
+    return output.device if isinstance(output, Tensor) else output[0].device
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> None:
-    _FORWARD.set(None)
+    CURRENT.set(None)
+
+
+def _processor(family: TransformerFamily, name: str, stock: object, dense_layer: bool, layer: int) -> object:
+    """What takes the place of a self-attention module's processor."""
+    joint = family.joint
+    if joint is not None:
+        if type(stock).__name__ != joint.processor:
+            raise ValueError(f"{name} has processor {type(stock).__name__}; expected {joint.processor}")
+        return JointProcessor(joint.rotate, masked=joint.masked, dense_layer=dense_layer, layer=layer)
+    check_processor(name, stock)
+    # A copy, since one processor object may serve cross-attention too.
+    ours: Any = copy.copy(stock)
+    ours._attention_backend = _dispatcher_key(dense_layer, layer)
+    return ours
 
 
 def swap(
     target: Any,
     backend: str | Backend = "anchor_local",
     *,
+    token_order: TokenOrderName | None = None,
     block_size: int | None = None,
+    block_unit: BlockUnit | None = None,
+    tile_thw: tuple[int, int, int] | None = None,
     anchor_stride: int | None = None,
     anchor_offset: int | None = None,
+    anchor_rotation: bool | None = None,
     window: tuple[int | None, int | None] | int | None = None,
     window_unit: WindowUnit | None = None,
     global_frames: int | None = None,
@@ -323,8 +315,14 @@ def swap(
         target: a transformer, or a pipeline that holds one (``transformer``, and ``transformer_2`` if any).
         backend: ``anchor_local``; ``window``; ``dense``, which replaces nothing but counts calls; or a
             backend that is made already, with all its settings.
-        block_size, anchor_stride, anchor_offset: the pattern of ``anchor_local`` in tokens; the first two are
-            needed, the offset is 0.
+        token_order: of ``anchor_local``: ``raster`` (the default), blocks of the caller's order; or ``tile``,
+            boxes with anchors spread over all three axes.
+        block_size: of a block of the raster, needed with it.
+        block_unit: what it counts: ``tokens`` (the default) or latent ``frames``.
+        tile_thw: sides of a box in tokens (time, height, width); needed with ``tile``.
+        anchor_stride, anchor_offset: of ``anchor_local``: one in so many tokens is an anchor (needed), and
+            which one; default 0.
+        anchor_rotation: the offset grows by one a denoise step (``set_step``); default no.
         window: of ``window``: units that a token sees to either side of its own, or (left, right); None in
             the pair is unbounded.
         window_unit: what the window counts: ``frames`` (latent ones, the default) or ``tokens``.
@@ -342,9 +340,13 @@ def swap(
         ValueError: unknown backend, unsupported model, or settings out of range.
     """
     given = Given(
+        token_order=token_order,
         block_size=block_size,
+        block_unit=block_unit,
+        tile_thw=tile_thw,
         anchor_stride=anchor_stride,
         anchor_offset=anchor_offset,
+        anchor_rotation=anchor_rotation,
         window=window,
         window_unit=window_unit,
         global_frames=global_frames,

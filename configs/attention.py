@@ -6,23 +6,40 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 AttentionBackend = Literal["dense", "anchor_local", "window"]
+TokenOrder = Literal["raster", "tile"]
 WindowUnit = Literal["frames", "tokens"]
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountFromZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TileSides = tuple[TokenCount, TokenCount, TokenCount]
 DenseSteps = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # A block of two latent frames and an anchor in every 16 tokens is careful: about a fifth of the pairs of a
 # clip of 21 latent frames. See docs/attention.md for what other values do to speed and pictures.
 AUTO_BLOCK_FRAMES = 2
 AUTO_ANCHOR_STRIDE = 16
+# Tiles spread anchors over all three axes, whatever the stride; finding how takes too long beyond this one.
+MAX_TILE_STRIDE = 1024
 # A window of an eighth of the clip to either side, and the first frame: a quarter of the pairs of a clip of
 # 21 latent frames.
 AUTO_WINDOW_SHARE = 8
 
 # Settings that only one backend has; the others are of every sparse backend.
 BACKEND_SETTINGS: dict[AttentionBackend, tuple[str, ...]] = {
-    "anchor_local": ("block_size", "anchor_stride", "anchor_offset"),
+    "anchor_local": (
+        "token_order",
+        "block_size",
+        "block_unit",
+        "tile_thw",
+        "anchor_stride",
+        "anchor_offset",
+        "anchor_rotation",
+    ),
     "window": ("window", "window_unit", "global_frames"),
+}
+# The same for the two orders of anchor_local.
+ORDER_SETTINGS: dict[TokenOrder, tuple[str, ...]] = {
+    "raster": ("block_size", "block_unit"),
+    "tile": ("tile_thw",),
 }
 
 
@@ -32,9 +49,22 @@ class AttentionConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: AttentionBackend = "anchor_local"
+    token_order: TokenOrder = Field(
+        default="raster",
+        description="Of anchor_local: blocks of tokens in raster order, or tiles (boxes of the clip).",
+    )
     block_size: TokenCount | Literal["auto"] = "auto"
+    block_unit: WindowUnit = Field(
+        default="tokens", description="What block_size counts: tokens, or latent frames."
+    )
+    tile_thw: TileSides | Literal["auto"] = Field(
+        default="auto", description="Of token_order tile: time, height and width of a box, in tokens."
+    )
     anchor_stride: TokenCount | Literal["auto"] = "auto"
     anchor_offset: CountFromZero = 0
+    anchor_rotation: bool = Field(
+        default=False, description="The offset grows by one a step, so that no token is an anchor for ever."
+    )
     window: CountFromZero | Literal["auto"] = Field(
         default="auto", description="Of window: units that a token sees to either side of its own."
     )
@@ -63,6 +93,14 @@ class AttentionConfig(BaseModel):
             raise ValueError(
                 f"anchor_offset={self.anchor_offset} must be below anchor_stride={self.anchor_stride}"
             )
+        if (
+            self.token_order == "tile"
+            and self.anchor_stride != "auto"
+            and self.anchor_stride > MAX_TILE_STRIDE
+        ):
+            raise ValueError(
+                f"anchor_stride={self.anchor_stride} must be at most {MAX_TILE_STRIDE} with token_order=tile"
+            )
         return self
 
     def dense_step_count(self, total_steps: int) -> int:
@@ -75,17 +113,40 @@ class AttentionConfig(BaseModel):
         """Replace ``auto`` by the values for ``grid``, (latent frames, rows, columns) of tokens."""
         frames, rows, columns = grid
         frame = rows * columns
-        found: dict[str, int] = {}
+        found: dict[str, object] = {}
         if self.backend == "anchor_local":
-            if self.block_size == "auto":
-                found["block_size"] = AUTO_BLOCK_FRAMES * frame
-            if self.anchor_stride == "auto":
-                found["anchor_stride"] = _spread_stride(frame)
+            found |= self._tiles(grid) if self.token_order == "tile" else self._blocks(frame)
         if self.backend == "window" and self.window == "auto":
             window = max(1, frames // AUTO_WINDOW_SHARE)
             found["window"] = window if self.window_unit == "frames" else window * frame
         # model_copy does not validate, and the offset must be checked against the stride that will run.
         return AttentionConfig.model_validate(self.model_dump() | found)
+
+    def _blocks(self, frame: int) -> dict[str, object]:
+        """Block size in tokens and stride, for frames of so many tokens."""
+        size = AUTO_BLOCK_FRAMES * frame if self.block_size == "auto" else self.block_size
+        if self.block_unit == "frames" and self.block_size != "auto":
+            size *= frame
+        stride = _spread_stride(frame) if self.anchor_stride == "auto" else self.anchor_stride
+        return {"block_size": size, "block_unit": "tokens", "anchor_stride": stride}
+
+    def _tiles(self, grid: tuple[int, int, int]) -> dict[str, object]:
+        """Sides of a box and stride."""
+        most = AUTO_BLOCK_FRAMES * grid[1] * grid[2]
+        tile = auto_tile(grid, most) if self.tile_thw == "auto" else self.tile_thw
+        stride = AUTO_ANCHOR_STRIDE if self.anchor_stride == "auto" else self.anchor_stride
+        return {"tile_thw": tile, "anchor_stride": stride}
+
+
+def auto_tile(grid: tuple[int, int, int], most_tokens: int) -> tuple[int, int, int]:
+    """Sides of a box of at most so many tokens (at least one): the grid cut evenly, longest side first."""
+    cuts = [1, 1, 1]
+    while True:
+        frames, rows, columns = (-(-side // cut) for side, cut in zip(grid, cuts, strict=True))
+        if frames * rows * columns <= max(most_tokens, 1):
+            return frames, rows, columns
+        tile = [frames, rows, columns]
+        cuts[tile.index(max(tile))] += 1
 
 
 def _spread_stride(tokens_per_frame: int) -> int:
@@ -106,9 +167,13 @@ class AttentionOverrides(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: AttentionBackend | None = None
+    token_order: TokenOrder | None = None
     block_size: TokenCount | Literal["auto"] | None = None
+    block_unit: WindowUnit | None = None
+    tile_thw: TileSides | Literal["auto"] | None = None
     anchor_stride: TokenCount | Literal["auto"] | None = None
     anchor_offset: CountFromZero | None = None
+    anchor_rotation: bool | None = None
     window: CountFromZero | Literal["auto"] | None = None
     window_unit: WindowUnit | None = None
     global_frames: CountFromZero | None = None
@@ -129,4 +194,10 @@ class AttentionOverrides(BaseModel):
         unused = sorted(set(said) - {"backend"} if backend == "dense" else set(said) & foreign)
         if unused:
             raise ValueError(f"{', '.join(unused)} has no effect with backend={backend}; leave it out")
+        order = said.get("token_order", base.token_order)
+        foreign = {name for other, names in ORDER_SETTINGS.items() if other != order for name in names}
+        if unused := sorted(set(said) & foreign):
+            raise ValueError(f"{', '.join(unused)} has no effect with token_order={order}; leave it out")
+        if "block_unit" in said and "block_size" not in said and base.block_size != "auto":
+            raise ValueError("block_unit says what block_size counts; give both")
         return AttentionConfig.model_validate(base.model_dump() | said)

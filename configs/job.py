@@ -52,16 +52,23 @@ class AttentionReport(BaseModel):
 
     backend: AttentionBackend
     implementation: str = Field(description="torch or triton; sdpa if no call was sparse.")
+    token_order: Literal["raster", "tile"] | None = None
     block_size: int | None = None
+    block_unit: Literal["tokens", "frames"] | None = None
+    tile_thw: tuple[int, int, int] | None = None
     anchor_stride: int | None = None
-    anchor_offset: int | None = None
+    anchor_offset: int | None = Field(default=None, description="Of the first step.")
+    anchor_rotation: bool | None = None
     window: tuple[int | None, int | None] | None = Field(
         default=None, description="Units to the left and to the right that a token sees; null is unbounded."
     )
     window_unit: WindowUnit | None = None
     global_frames: int | None = None
     sink_mode: Literal["null_logit", "key0_bias"] | None = None
-    tokens: int
+    tokens: int = Field(description="Of the clip, in one forward pass of the model.")
+    text_tokens: int = Field(
+        default=0, description="Beside them in self-attention, in models where text takes part; no padding."
+    )
     density: float = Field(description="Allowed pairs / tokens squared of a sparse call; 1 when dense.")
     sparse_calls: int
     dense_calls: int

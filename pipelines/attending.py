@@ -5,12 +5,22 @@ Knows: how a job's setting maps to a swap, and what ran. Does not know: operator
 
 import dataclasses
 from collections import Counter
-from typing import Literal
+from typing import Literal, TypeVar
 
-from attention import AnchorLocalBackend, AnchorLocalPattern, Backend, SwapHandle, WindowBackend, swap
+from attention import (
+    AnchorLocalBackend,
+    AnchorLocalPattern,
+    Backend,
+    SwapHandle,
+    TilePattern,
+    WindowBackend,
+    swap,
+)
 from configs.attention import AttentionConfig
 from configs.job import AttentionReport, JobFailedError, JobParameters
 from pipelines.loading import LoadedPipeline
+
+Known = TypeVar("Known", int, tuple[int, int, int])
 
 
 def swapped(loaded: LoadedPipeline, params: JobParameters) -> SwapHandle:
@@ -37,15 +47,17 @@ def swapped(loaded: LoadedPipeline, params: JobParameters) -> SwapHandle:
 def _backend(setting: AttentionConfig) -> Backend:
     """What a setting without ``auto`` says."""
     if setting.backend == "window":
-        window = _count(setting.window)
+        window = _known(setting.window)
         return WindowBackend((window, window), setting.window_unit, setting.global_frames)
-    pattern = AnchorLocalPattern(
-        _count(setting.block_size), _count(setting.anchor_stride), setting.anchor_offset
-    )
-    return AnchorLocalBackend(pattern)
+    stride, offset = _known(setting.anchor_stride), setting.anchor_offset
+    if setting.token_order == "tile":
+        tiles = TilePattern(_known(setting.tile_thw), stride, offset)
+        return AnchorLocalBackend(tiles, anchor_rotation=setting.anchor_rotation)
+    pattern = AnchorLocalPattern(_known(setting.block_size), stride, offset)
+    return AnchorLocalBackend(pattern, block_unit=setting.block_unit, anchor_rotation=setting.anchor_rotation)
 
 
-def _count(value: int | Literal["auto"]) -> int:
+def _known(value: Known | Literal["auto"]) -> Known:
     if value == "auto":
         raise ValueError("a value is still auto")
     return value

@@ -71,6 +71,7 @@ class StepWatch:
         return {}
 
     def _choose_attention(self, step: int) -> None:
+        self._attention.set_step(step - 1)
         self._attention.set_dense(DENSE_STEPS if step <= self._dense_steps else None)
 
 

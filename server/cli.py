@@ -15,12 +15,14 @@ from configs.job import JobCancelledError, JobFailedError
 from configs.resolve import GenerationRequest
 from configs.settings import Settings, SettingsError, flag_name
 from configs.sources import SourcedSettings
+from server.attention_cli import attention_app
 from server.options import ATTENTION_FIELDS, MODEL_FIELDS, with_settings, with_sourced_settings
 from server.version import package_version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 config_app = typer.Typer(no_args_is_help=True, help="Look at the settings.")
 app.add_typer(config_app, name="config")
+app.add_typer(attention_app, name="attention")
 
 
 def main() -> None:

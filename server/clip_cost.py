@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from attention.pattern import density
+from attention.tiles import tile_density
 from attention.window_sink.window import Window
 from configs.attention import AttentionConfig
 from configs.job import AttentionReport, JobParameters
@@ -27,7 +28,7 @@ def clip_cost(parameters: JobParameters, preset: ModelPreset) -> ClipCost:
     """The cost of a clip that has not run."""
     grid = preset.geometry.token_grid(parameters.width, parameters.height, parameters.num_frames)
     tokens = prod(grid)
-    sparse = _sparse_density(parameters.attention, tokens, tokens // grid[0])
+    sparse = _sparse_density(parameters.attention, grid)
     share = _sparse_share(parameters, preset)
     return ClipCost(tokens, transformer_passes(parameters), share * sparse + 1.0 - share, sparse)
 
@@ -43,8 +44,9 @@ def attended_share(report: AttentionReport) -> float:
     return (report.sparse_calls * report.density + report.dense_calls) / calls if calls else 1.0
 
 
-def _sparse_density(attention: AttentionConfig, tokens: int, frame_tokens: int) -> float:
+def _sparse_density(attention: AttentionConfig, grid: tuple[int, int, int]) -> float:
     """Of a sparse call; 1 where none is sparse."""
+    tokens, frame_tokens = prod(grid), grid[1] * grid[2]
     if attention.backend == "dense" or tokens < attention.min_tokens:
         return 1.0
     unresolved = "the attention of a job is resolved before it is estimated"
@@ -54,7 +56,13 @@ def _sparse_density(attention: AttentionConfig, tokens: int, frame_tokens: int) 
         sides = (attention.window, attention.window)
         window = Window.of_clip(sides, attention.window_unit, attention.global_frames, frame_tokens)
         return window.allowed_pairs(tokens) / tokens**2
-    if attention.block_size == "auto" or attention.anchor_stride == "auto":
+    if attention.anchor_stride == "auto":
+        raise ValueError(unresolved)
+    if attention.token_order == "tile":
+        if attention.tile_thw == "auto":
+            raise ValueError(unresolved)
+        return tile_density(grid, attention.tile_thw, attention.anchor_stride, attention.anchor_offset)
+    if attention.block_size == "auto" or attention.block_unit != "tokens":
         raise ValueError(unresolved)
     return density(tokens, attention.block_size, attention.anchor_stride, attention.anchor_offset)
 

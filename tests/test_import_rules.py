@@ -46,9 +46,10 @@ RULES = {
 }
 # Single files that may import more than their folder: the one that knows Diffusers' attention dispatcher, the
 # one that runs in the worker process, the one that runs a job without a server, and the one that counts token
-# pairs (in integers).
+# pairs (in integers), and the one that draws them.
 EXCEPTIONS = {
     "attention/diffusers_door.py": frozenset({"diffusers"}),
+    "server/attention_cli.py": frozenset({"attention"}),
     "server/clip_cost.py": frozenset({"attention"}),
     "server/worker_process.py": frozenset({"pipelines", "torch"}),
     "server/generate.py": frozenset({"pipelines"}),

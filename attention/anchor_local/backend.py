@@ -1,27 +1,36 @@
 """anchor_local as a backend: all layers run on anchors-first order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from attention.anchor_local.api import anchor_local_ordered
-from attention.backends import BackendSettings, TokenGrid, TokenOrder
+from attention.backends import BackendSettings, BlockUnit, TokenGrid, TokenOrder
 from attention.choice import Impl, check_impl, resolve_impl
-from attention.layout import anchor_local_layout
+from attention.layout import Pattern, clip_layout
 from attention.pattern import AnchorLocalPattern
+from attention.tiles import TilePattern
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorLocalBackend:
-    """A pattern in tokens.
+    """A pattern of the raster or of boxes.
+
+    Attributes:
+        pattern: of the first denoise step.
+        block_unit: what the block size of a pattern of the raster counts.
+        anchor_rotation: the offset of the anchors grows by one a step, so that no token is one for ever.
 
     Raises:
-        ValueError: an implementation that knows no order but the caller's.
+        ValueError: an implementation that knows no order but the caller's, or a unit that is none.
     """
 
-    pattern: AnchorLocalPattern
+    pattern: Pattern
     impl: Impl = "auto"
+    block_unit: BlockUnit = "tokens"
+    anchor_rotation: bool = False
 
     name = "anchor_local"
     differs_by_layer = False
@@ -29,6 +38,9 @@ class AnchorLocalBackend:
 
     def __post_init__(self) -> None:
         check_impl(self.impl)
+        if self.block_unit not in get_args(BlockUnit):
+            known = ", ".join(get_args(BlockUnit))
+            raise ValueError(f"block_unit must be one of {known}, got {self.block_unit!r}")
         if self.impl == "reference":
             raise ValueError(
                 "impl='reference' cannot be swapped in: it is defined on the caller's token order"
@@ -38,41 +50,60 @@ class AnchorLocalBackend:
     def settings(self) -> BackendSettings:
         """The pattern."""
         pattern = self.pattern
+        raster = pattern if isinstance(pattern, AnchorLocalPattern) else None
         return BackendSettings(
-            block_size=pattern.block_size,
+            token_order="raster" if raster else "tile",
+            block_size=raster.block_size if raster else None,
+            block_unit=self.block_unit if raster else None,
+            tile_thw=pattern.tile_thw if isinstance(pattern, TilePattern) else None,
             anchor_stride=pattern.anchor_stride,
             anchor_offset=pattern.anchor_offset,
+            anchor_rotation=self.anchor_rotation,
         )
 
-    def check(self, layers: int, heads: int) -> None:
+    def check(self, layers: int, heads: int, joint: bool) -> None:
         """Any transformer will do."""
 
+    def at_step(self, step: int) -> "AnchorLocalBackend":
+        """The offset moved on by so many tokens, if it rotates."""
+        if not self.anchor_rotation:
+            return self
+        offset = (self.pattern.anchor_offset + step) % self.pattern.anchor_stride
+        return replace(self, pattern=replace(self.pattern, anchor_offset=offset))
+
     def plan(self, grid: TokenGrid) -> "AnchorLocalPlan":
-        """The pattern over so many tokens."""
-        return AnchorLocalPlan(self.pattern, grid.tokens, self.impl)
+        """The pattern over this grid."""
+        pattern = self.pattern
+        if isinstance(pattern, AnchorLocalPattern) and self.block_unit == "frames":
+            pattern = replace(pattern, block_size=pattern.block_size * grid.frame_tokens)
+        return AnchorLocalPlan(pattern, grid, self.impl)
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorLocalPlan:
     """The pattern over a clip."""
 
-    pattern: AnchorLocalPattern
-    tokens: int
+    pattern: Pattern
+    grid: TokenGrid
     impl: Impl
 
-    @property
-    def allowed_pairs(self) -> int:
+    def allowed_pairs(self, text: int) -> int:
         """(query, key) pairs that attend."""
-        return self.pattern.allowed_pairs(self.tokens)
+        tokens = self.grid.tokens
+        if isinstance(self.pattern, AnchorLocalPattern):
+            video = self.pattern.allowed_pairs(tokens)
+        else:
+            video = self.pattern.allowed_pairs(self.grid.thw)
+        return video + 2 * text * tokens + text * text
 
     def order(self, device: torch.device) -> TokenOrder:
         """Anchors first."""
-        layout = anchor_local_layout(self.pattern, self.tokens, device)
+        layout = clip_layout(self.pattern, self.grid.thw, device)
         return TokenOrder(layout.key_order, layout.query_inverse)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int) -> Tensor:
-        """[batch, tokens, heads, head_dim] in that order."""
-        layout = anchor_local_layout(self.pattern, self.tokens, q.device)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int) -> Tensor:
+        """[batch, tokens, heads, head_dim] in that order, behind the text."""
+        layout = clip_layout(self.pattern, self.grid.thw, q.device, text)
         return anchor_local_ordered(q, k, v, layout, scale=scale, impl=self.impl)
 
     def implementation(self, q: Tensor) -> str:

@@ -11,8 +11,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from attention.anchor_local.api import anchor_local_ordered
 from attention.backends import BackendSettings, TokenGrid, WindowUnit
 from attention.choice import Impl, check_impl, resolve_impl
+from attention.layout import frames_layout
 from attention.window_sink.api import check_sinks, window_pair, window_sink_attention
 from attention.window_sink.sinks import SinkMode
 from attention.window_sink.window import Window, is_count
@@ -76,18 +78,26 @@ class WindowBackend:
         """Dense attention has no sinks."""
         return None if self.sinks is None else "the sinks would not be used"
 
-    def check(self, layers: int, heads: int) -> None:
-        """Raise ValueError unless there is a sink for every head."""
+    def check(self, layers: int, heads: int, joint: bool) -> None:
+        """Raise ValueError unless there is a sink for every head, and what there is can run beside text."""
+        if joint and self.impl == "reference":
+            raise ValueError("impl='reference' cannot be swapped in where text takes part")
         if self.sinks is None:
             return
+        if joint:
+            raise ValueError("sinks are not supported where text and video share self-attention")
         expected = (heads,) if self.sinks.ndim == 1 else (layers, heads)
         if self.sinks.shape != expected:
             raise ValueError(f"sinks must have shape {expected}, got {tuple(self.sinks.shape)}")
 
+    def at_step(self, step: int) -> "WindowBackend":
+        """All steps are alike."""
+        return self
+
     def plan(self, grid: TokenGrid) -> "WindowPlan":
         """The window in tokens of this grid."""
         window = Window.of_clip(self.window, self.window_unit, self.global_frames, grid.frame_tokens)
-        return WindowPlan(self, window, window.allowed_pairs(grid.tokens))
+        return WindowPlan(self, grid, window, window.allowed_pairs(grid.tokens))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,15 +105,22 @@ class WindowPlan:
     """The window over a clip, in tokens."""
 
     backend: WindowBackend
+    grid: TokenGrid
     window: Window
-    allowed_pairs: int
+    pairs_of_clip: int
+
+    def allowed_pairs(self, text: int) -> int:
+        """(query, key) pairs that attend; text tokens see all and are seen by all."""
+        return self.pairs_of_clip + 2 * text * self.grid.tokens + text * text
 
     def order(self, device: torch.device) -> None:
         """Tokens stay where they are."""
         return
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int) -> Tensor:
         """[batch, tokens, heads, head_dim]: every batch entry is a sequence."""
+        if text and self.backend.window_unit == "frames":
+            return self._attend_frames(q, k, v, scale, text)
         sinks, window = self.backend.sinks, self.window
         packed = window_sink_attention(
             q.flatten(0, 1),
@@ -112,7 +129,8 @@ class WindowPlan:
             _bounds(*q.shape[:2], q.device),
             window=(window.left, window.right),
             unit=window.unit,
-            global_keys=window.global_keys,
+            global_keys=window.global_keys + text,
+            global_queries=text,
             sinks=sinks if sinks is None or sinks.ndim == 1 else sinks[layer],
             sink_mode=self.backend.sink_mode,
             scale=scale,
@@ -120,6 +138,12 @@ class WindowPlan:
         )
         out: Tensor = packed.unflatten(0, q.shape[:2])
         return out
+
+    def _attend_frames(self, q: Tensor, k: Tensor, v: Tensor, scale: float, text: int) -> Tensor:
+        """Frames behind text do not begin at multiples of a frame: each gets a range of its own."""
+        backend = self.backend
+        layout = frames_layout(backend.window, backend.global_frames, self.grid.thw, q.device, text)
+        return anchor_local_ordered(q, k, v, layout, scale=scale, impl=backend.impl)
 
     def implementation(self, q: Tensor) -> str:
         """reference, torch or triton."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention.window_sink.window import Window
-from configs.attention import AttentionConfig, AttentionOverrides, WindowUnit
+from configs.attention import AttentionConfig, AttentionOverrides, WindowUnit, auto_tile
 from configs.job import AttentionReport
 
 
@@ -119,3 +119,36 @@ def test_settings_of_jobs_from_before_there_were_windows_still_parse() -> None:
         old | {"implementation": "torch", "tokens": 48, "density": 0.5, "sparse_calls": 1, "dense_calls": 0}
     )
     assert (report.block_size, report.window, report.sink_mode) == (32, None, None)
+
+
+def test_blocks_in_frames_and_tiles_are_resolved_to_tokens() -> None:
+    frames = AttentionConfig(block_size=3, block_unit="frames", anchor_stride=5).resolved((21, 30, 52))
+    assert (frames.block_size, frames.block_unit) == (3 * 1560, "tokens")
+    assert frames.resolved((21, 30, 52)) == frames
+    assert AttentionConfig(block_unit="frames").resolved((21, 30, 52)).block_size == 2 * 1560
+    tiles = AttentionConfig(token_order="tile").resolved((21, 30, 52))
+    assert (tiles.tile_thw, tiles.anchor_stride, tiles.block_size) == ((11, 15, 18), 16, "auto")
+    assert tiles.resolved((21, 30, 52)) == tiles
+
+
+@given(st.tuples(*[st.integers(1, 90)] * 3), st.integers(1, 8000))
+def test_an_auto_tile_is_no_larger_than_asked_and_cuts_evenly(grid: tuple[int, int, int], most: int) -> None:
+    tile = auto_tile(grid, most)
+    assert math.prod(tile) <= most
+    for side, whole in zip(tile, grid, strict=True):
+        assert 1 <= side <= whole
+        assert side == -(-whole // -(-whole // side))  # no smaller side needs as few boxes
+
+
+def test_settings_of_the_other_token_order_have_no_effect_and_are_refused() -> None:
+    for said, message in (
+        ({"token_order": "tile", "block_size": 4}, "block_size has no effect with token_order=tile"),
+        ({"tile_thw": (1, 2, 2)}, "tile_thw has no effect with token_order=raster; leave it out"),
+        ({"token_order": "tile", "anchor_stride": 1025}, "anchor_stride=1025 must be at most 1024"),
+        ({"block_unit": "frames"}, "block_unit says what block_size counts; give both"),
+        ({"token_order": "tile", "tile_thw": (0, 1, 1)}, "tile_thw"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AttentionOverrides.model_validate(said).over(AttentionConfig(block_size=64))
+    merged = AttentionOverrides(token_order="tile", tile_thw=(1, 2, 3)).over(AttentionConfig(block_size=64))
+    assert (merged.token_order, merged.tile_thw, merged.block_size) == ("tile", (1, 2, 3), 64)

@@ -1,0 +1,142 @@
+"""One forward pass of a swapped transformer, and the operator that its self-attention layers call.
+
+Knows: what is sparse in this pass and what is counted. Does not know: transformers, or any operator.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from attention.backends import Plan, TokenGrid, TokenOrder
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """Text in self-attention: ``count`` tokens of each batch entry, the first ``valid`` of them text.
+
+    The rest is padding: nothing sees it, and its own rows of attention are zero.
+    """
+
+    count: int
+    valid: tuple[int, ...]
+
+
+@dataclass
+class Counts:
+    """What ran since the swap."""
+
+    tokens: int = 0
+    text_tokens: int = 0
+    sparse_calls: int = 0
+    allowed_pairs: int = 0
+    all_pairs: int = 0
+    implementations: set[str] = field(default_factory=set)
+    dense_reasons: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """What all layers of one pass share.
+
+    Attributes:
+        plan: of the sparse calls; None: every call is dense.
+        dense_reason: why all are dense; None: those that may are sparse.
+        text: tokens before the clip's, the padding first, then the text itself; None: there are none.
+        moved: between layers, tokens lie in the order of the plan; if not, sparse calls move them.
+    """
+
+    grid: TokenGrid
+    plan: Plan | None
+    dense_reason: str | None
+    counts: Counts
+    text: TextTokens | None
+    moved: bool
+
+    def order(self, device: torch.device) -> TokenOrder | None:
+        """The order of the clip's tokens between layers, None if nothing is moved."""
+        return self.plan.order(device) if self.plan is not None and self.moved else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
+        """One self-attention call; [batch, tokens, heads, head_dim]."""
+        reason = self.dense_reason or ("dense_layers" if dense_layer else None)
+        if reason:
+            self.counts.dense_reasons[reason] += 1
+        else:
+            self.counts.sparse_calls += 1
+
+        def call(q: Tensor, k: Tensor, v: Tensor, text: int) -> Tensor:
+            if reason or self.plan is None:
+                return _dense(q, k, v, scale)
+            self._count(self.plan, q, text)
+            return self._sparse(self.plan, q, k, v, scale, layer, text)
+
+        return call(q, k, v, 0) if self.text is None else _without_padding(call, self.text, q, k, v)
+
+    def _sparse(
+        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int
+    ) -> Tensor:
+        order = None if self.moved else plan.order(q.device)
+        if order is None:
+            return plan.attend(q, k, v, scale, layer, text)
+        first = torch.arange(text, device=q.device)
+        there = torch.cat([first, order.order + text])
+        back = torch.cat([first, order.inverse + text])
+        q, k, v = (x.index_select(1, there) for x in (q, k, v))
+        return plan.attend(q, k, v, scale, layer, text).index_select(1, back)
+
+    def _count(self, plan: Plan, q: Tensor, text: int) -> None:
+        entries = q.shape[0]
+        self.counts.allowed_pairs += entries * plan.allowed_pairs(text)
+        self.counts.all_pairs += entries * (self.grid.tokens + text) ** 2
+        self.counts.implementations.add(plan.implementation(q))
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2).contiguous()
+
+
+def _without_padding(
+    call: Callable[[Tensor, Tensor, Tensor, int], Tensor], text: TextTokens, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """The call on what is behind the padding; entries of unequal lengths one by one."""
+    if q.shape[0] != len(text.valid):
+        raise RuntimeError(f"self-attention has {q.shape[0]} batch entries, the text {len(text.valid)}")
+
+    def behind(valid: int, *tensors: Tensor) -> Tensor:
+        padding = text.count - valid
+        q, k, v = (x[:, padding:] for x in tensors)
+        return pad(call(q, k, v, valid), (0, 0, 0, 0, padding, 0))
+
+    if len(set(text.valid)) == 1:
+        return behind(text.valid[0], q, k, v)
+    entries = zip(text.valid, q.split(1), k.split(1), v.split(1), strict=True)
+    return torch.cat([behind(valid, *tensors) for valid, *tensors in entries])
+
+
+# The operator sees only q, k, v; the rest comes through here. It is read inside the custom op, so that one
+# compiled graph serves all layers and steps.
+CURRENT: ContextVar[ForwardPass | None] = ContextVar("reelwright_forward", default=None)
+
+
+@torch.library.custom_op("reelwright::swapped_attention", mutates_args=())
+def swapped_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
+    """Self-attention of the pass that is running; [batch, tokens, heads, head_dim]."""
+    forward = CURRENT.get()
+    if forward is None:
+        raise RuntimeError(
+            "a swapped self-attention layer was called outside its transformer's forward pass; "
+            "remove the swap before calling layers by themselves"
+        )
+    return forward.attend(q, k, v, scale, dense_layer, layer)
+
+
+@swapped_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
