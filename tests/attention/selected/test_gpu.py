@@ -4,6 +4,10 @@ import pytest
 import torch
 
 from attention.selected.api import sparse_attn
+from attention.selected.config import CompressedAttentionConfig
+from attention.selected.indexer import IndexConfig
+from attention.selected.module import CompressedAttention
+from tests.attention.selected import test_module
 from tests.attention.selected.helpers import Case, budget, exact, inputs, relative_error, run
 
 pytestmark = pytest.mark.gpu
@@ -95,3 +99,39 @@ def test_compiled_by_inductor() -> None:
 
     out = torch.compile(attend, fullgraph=True)(x.q)
     torch.testing.assert_close(out, attend(x.q))
+
+
+@pytest.mark.parametrize("config", test_module.SMALL.values(), ids=test_module.SMALL)
+def test_portions_much_longer_than_the_ring(config: CompressedAttentionConfig) -> None:
+    """Where two rows of a call have one slot, the later one must stay; a GPU writes them in any order."""
+    module = test_module.layer(config).cuda()
+    x = test_module.tokens(config, 2, 1501).cuda()
+    state = module.new_state(2, 1501)
+    out = torch.cat([module(part, state) for part in x.split((1000, 1, 1, 499), dim=1)], dim=1)
+    torch.testing.assert_close(out, test_module.whole(module, x))
+
+
+@pytest.mark.parametrize("ratio", [0, 4, 128])
+def test_the_published_width_in_bfloat16(ratio: int) -> None:
+    """Triton against PyTorch on the same layer: a prompt, and tokens one by one."""
+    config = CompressedAttentionConfig(
+        dim=512,
+        q_rank=128,
+        out_rank=64,
+        ratio=ratio,
+        overlap=ratio == 4,
+        index=IndexConfig(topk=10_000) if ratio == 4 else None,  # all: rounding may not choose others
+        simulate_quantization=True,
+    )
+    torch.manual_seed(0)
+    module = CompressedAttention(config, dtype=torch.bfloat16).cuda()
+    x = torch.randn(2, 1030, config.dim, device="cuda", dtype=torch.bfloat16)
+    results = []
+    for impl in ("triton", "torch"):
+        module.impl = impl  # type: ignore[assignment]
+        state = module.new_state(2, 1030)
+        results.append(torch.cat([module(part, state) for part in x.split((1020, *[1] * 10), dim=1)], dim=1))
+    assert bool(results[0].isfinite().all())
+    assert (
+        relative_error(results[0], results[1].double()) < 2**-6
+    )  # roundings of weights, output, projections
