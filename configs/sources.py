@@ -7,6 +7,7 @@ settings mean (configs/settings.py), or the command line.
 import difflib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def _read_environment() -> dict[str, _Value]:
 def _read_file(path: Path) -> dict[str, _Value]:
     try:
         content = yaml.load(path.expanduser().read_bytes(), _StrictLoader)
-    except (OSError, RuntimeError, UnicodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, RuntimeError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise SettingsError(f"configuration file {path} cannot be read: {reason}") from error
     if not isinstance(content, dict | None):
@@ -116,20 +117,29 @@ def _checked(path: Path, field: object, value: Any) -> Any:
     except ValidationError as error:
         said = dict.fromkeys(_message(entry) for entry in error.errors())
         raise SettingsError(f"{path}:{field}: {' or '.join(said)}") from error
+    except ValueError as error:  # an integer with thousands of digits
+        raise SettingsError(f"{path}:{field}: {error}") from error
     except TypeError as error:  # YAML has more types than settings have
         raise SettingsError(f"{path}:{field}: no setting is a {type(value).__name__}") from error
     return value
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which no key is given twice, since the first would be lost without a word."""
+    """YAML in which no key is given twice, since the first would be lost without a word, and nothing is
+    repeated by an alias: a few lines of those spell a list that no memory holds, or one without an end."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"write the value out instead of the alias *{self.peek_event().anchor}")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        for key, times in Counter(keys).items():
+            if times > 1:
                 raise yaml.YAMLError(f"{key} is given more than once")
-        return super().construct_mapping(node, deep)
+        return mapping
 
 
 def _check_variable_names(environment: Mapping[str, str]) -> None:

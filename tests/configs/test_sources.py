@@ -7,6 +7,11 @@ import pytest
 from configs.settings import Settings, SettingsError
 from configs.sources import Origin, load_settings, load_sourced_settings
 
+# Nine in a list, and nine of the list before in each further one: 9**9 in the end.
+ALIASES_WITHOUT_END = "webhook_hosts: [" + "&0 [" + "x, " * 9 + "]"
+ALIASES_WITHOUT_END += "".join(f", &{n} [" + f"*{n - 1}, " * 9 + "]" for n in range(1, 9)) + "]"
+MANY_KEYS = "\n".join(f"k{n}: 1" for n in range(20_000))
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -97,7 +102,13 @@ def test_a_variable_that_is_no_setting_is_an_error(monkeypatch: pytest.MonkeyPat
         ("? [a]\n: b", "cannot be read"),
         ("a: !!python/object/apply:os.getcwd []", "cannot be read"),
         ("[" * 5000, "cannot be read"),
+        ("port: " + "9" * 5000, "4300 digits"),
+        ("port: 0x" + "f" * 5000, ":port: Exceeds the limit (4300 digits)"),
+        ("webhook_hosts: &a [*a]", "instead of the alias *a"),
+        (ALIASES_WITHOUT_END, "instead of the alias *0"),
+        (MANY_KEYS, "k0 is not a setting"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_wrong_file_is_one_line_that_names_file_and_key(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "wrong.yaml"
