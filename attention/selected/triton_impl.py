@@ -18,8 +18,9 @@ from attention.choice import is_data_center_gpu
 from attention.triton_dot import dot
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# Where a row's maximum starts if there is no sink: below every score, yet finite, so that a step in which
-# nothing is listed leaves -inf - _LOWEST = -inf, a weight of zero, and never -inf - -inf.
+# Where a row's maximum starts if there is no sink: so far below every score that the weight of one which it
+# starts with is nothing beside the first key's, yet finite, so that a step in which nothing is listed leaves
+# -inf - _LOWEST = -inf, a weight of zero, and never -inf - -inf.
 _LOWEST = tl.constexpr(-3.0e38)
 _FEWEST_HEADS = 16  # rows of the smallest matrix product
 
@@ -116,7 +117,7 @@ def _sparse_attn_kernel(
         acc_rest = tl.zeros([BLOCK_H, REST], dtype=tl.float32)
     sink = tl.load(sink_source + head, mask=is_head, other=0.0) * _LOG2_E
     row_max = tl.maximum(sink, _LOWEST)
-    row_sum = tl.math.exp2(sink - row_max)
+    row_sum = tl.full([BLOCK_H], 1.0, dtype=tl.float32)
 
     for first in range(0, listed, BLOCK_N):
         entries = first + tl.arange(0, BLOCK_N)
@@ -147,8 +148,6 @@ def _sparse_attn_kernel(
         if REST:
             acc_rest = dot(weights, keys_rest, acc_rest * decay[:, None], INTERPRETED)
 
-    # The sum is 0 if nothing is listed and there is no sink.
-    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
     out += query * heads * WIDTH
     columns = tl.arange(0, MAIN)
     tl.store(
