@@ -137,6 +137,13 @@ def read_manifest(path: Path) -> Manifest | None:
     return Manifest.model_validate(content)
 
 
+def check_ffmpeg() -> None:
+    """Raises JobFailedError when there is no ffmpeg that runs; better known before a job than after it."""
+    done = _run(["-version"], _nothing)
+    if done.returncode != 0:
+        raise JobFailedError("internal", f"ffmpeg does not run: {done.stderr.strip()[-500:]}")
+
+
 def _comment(path: Path, while_waiting: Callable[[], None] = _nothing) -> str | None:
     wanted = ["-i", str(path.absolute()), "-f", "ffmetadata", "pipe:1"]
     done = _run(["-v", "error", "-nostdin", *wanted], while_waiting)

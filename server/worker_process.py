@@ -67,8 +67,12 @@ def run_worker(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
 
 def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
     try:
-        from pipelines import load_pipeline
+        # All that a job needs: what an installation lacks must keep the server unready, not fail every job.
+        from pipelines import encode_ahead, load_pipeline, run_job  # noqa: F401
         from pipelines.device_memory import in_use_meter, total_bytes
+        from pipelines.mp4 import check_ffmpeg
+
+        check_ffmpeg()
 
         logs.adopt_libraries()
         loaded = load_pipeline(start.preset, device=start.settings.device, dtype=start.settings.dtype)

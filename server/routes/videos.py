@@ -84,6 +84,8 @@ def cancel_video(video_id: str, response: Response, services: ServicesParam, own
     job = services.jobs.cancel(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
+    if job.status == "cancelled":  # no worker has it any more; an earlier attempt may have left a checkpoint
+        services.files.remove(video_id)
     services.supervisor.wake()
     response.status_code = 200 if job.is_final else 202
     return _present(services, job, response)

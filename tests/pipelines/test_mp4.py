@@ -5,6 +5,7 @@ import hashlib
 import json
 import resource
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from configs.job import JobCancelledError, JobFailedError
 from pipelines.frames import Frames
-from pipelines.mp4 import probe_mp4, read_manifest, write_mp4
+from pipelines.mp4 import check_ffmpeg, probe_mp4, read_manifest, write_mp4
 from tests.configs.test_manifest import manifest_of
 from tests.pipelines.clips import decoded_frames, top_level_boxes
 
@@ -235,6 +236,13 @@ def test_no_ffmpeg_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         write_mp4(_moving_square(), path, 16, before_frame=_nothing)
     with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
         probe_mp4(path)
+    with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
+        check_ffmpeg()
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", shutil.which("false") or "")
+    with pytest.raises(JobFailedError, match="does not run"):
+        check_ffmpeg()
+    monkeypatch.undo()
+    check_ffmpeg()
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:

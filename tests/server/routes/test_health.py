@@ -34,3 +34,24 @@ def test_a_server_whose_model_does_not_load_lives_and_says_why(preset: ModelPres
                 "param": None,
                 "code": "not_ready",
             }
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("PYTHONPATH", "{folder}", "imageio_ffmpeg is half installed"),
+        ("IMAGEIO_FFMPEG_EXE", "{folder}/absent", "ffmpeg ({folder}/absent) cannot be run"),
+    ],
+)
+def test_an_installation_that_lacks_something_takes_no_jobs(
+    model_file: Path, tmp_path: Path, variable: str, value: str, reason: str
+) -> None:
+    folder = tmp_path / "path"
+    folder.mkdir()
+    (folder / "imageio_ffmpeg.py").write_text("raise ImportError('imageio_ffmpeg is half installed')")
+    env = {variable: value.format(folder=folder)}
+    with RunningServer(tmp_path / "data", model_file, env=env) as server:
+        server.wait_for(lambda: "load_failed" in server.client.get("/health").text)
+        answer = server.client.get("/health/ready")
+        assert answer.status_code == 503
+        assert reason.format(folder=folder) in answer.json()["reason"]
