@@ -8,7 +8,7 @@ import anyio
 import anyio.to_thread
 from starlette.requests import Request
 
-from configs.settings import Settings
+from configs.settings import Settings, variable_name
 from server.bodies import BodyRules, RawBody, read_body
 from server.errors import ApiError
 from server.pictures import PictureError, check_picture, picture_of_data_url
@@ -18,6 +18,7 @@ from server.webhooks.destination import DestinationError, DestinationRules, Unkn
 
 PICTURE = "input_reference"
 MANIFEST = "manifest"
+WEBHOOK = "webhook_url"
 LOOK_UP_SECONDS = 3.0
 # A picture at the limit of pixels takes a core for a while, and four bytes of memory a pixel.
 _DECODERS = anyio.CapacityLimiter(2)
@@ -29,8 +30,8 @@ async def read_submission(request: Request, services: Services) -> VideoRequest 
     submission = _parse(raw)
     if isinstance(submission, VideoRequest):
         await _refuse_picture(services, submission, raw)
-    if submission.webhook_url is not None and services.settings.webhook_secret is not None:
-        await _look_up_webhook(services.settings, submission.webhook_url)
+    if submission.webhook_url is not None:
+        await _check_webhook(services.settings, submission.webhook_url)
     return submission
 
 
@@ -69,18 +70,16 @@ async def _refuse_picture(services: Services, request: VideoRequest, raw: RawBod
     raise ApiError(400, "unsupported", message, param=PICTURE)
 
 
-async def _look_up_webhook(settings: Settings, url_text: str) -> None:
+async def _check_webhook(settings: Settings, url_text: str) -> None:
+    if settings.webhook_secret is None:
+        message = f"this server sends no webhooks: it has no {variable_name('webhook_secret')} to sign them"
+        raise ApiError(400, "unsupported", message, param=WEBHOOK)
     rules = DestinationRules.of(settings)
     try:
         # A name server that is slow or away keeps no job from being taken: each delivery asks it again.
         with anyio.move_on_after(LOOK_UP_SECONDS):
             await rules.addresses(rules.parse(url_text))
-    except UnknownHostError as error:
-        if not error.is_temporary:
-            raise _bad_url(error) from error
     except DestinationError as error:
-        raise _bad_url(error) from error
-
-
-def _bad_url(error: DestinationError) -> ApiError:
-    return ApiError(400, "invalid_value", f"webhook_url: {error}", param="webhook_url")
+        if isinstance(error, UnknownHostError) and error.is_temporary:
+            return
+        raise ApiError(400, "invalid_value", f"{WEBHOOK}: {error}", param=WEBHOOK) from error

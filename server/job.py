@@ -46,6 +46,7 @@ class NewJob:
     priority: int = 0
     deadline_seconds: float | None = None
     webhook_url: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Job:
     """One row. Times are seconds since 1970; ``attempt`` counts claims, ``losses`` dead workers.
 
     ``checkpoint_step`` denoise steps need not run again; ``steps_run`` and ``denoise_seconds`` are those of
-    this attempt.
+    this attempt. ``warnings`` are those of the submission; the run's are in its result.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Job:
     preview_step: int
     webhook_url: str | None
     steps_run: int
+    warnings: tuple[str, ...]
 
     @property
     def is_final(self) -> bool:
@@ -108,6 +110,7 @@ class Job:
                 "cancel_requested": bool(columns["cancel_requested"]),
                 "error": JobError(**json.loads(error)) if error else None,
                 "result": JobResult.model_validate_json(result) if result else None,
+                "warnings": tuple(json.loads(columns["warnings"])),
             }
         )
 

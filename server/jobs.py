@@ -293,6 +293,7 @@ def _values(new: NewJob) -> dict[str, str | float | None]:
         "owner": new.owner,
         "deadline_seconds": new.deadline_seconds,
         "webhook_url": new.webhook_url,
+        "warnings": json.dumps(new.warnings),
         "now": time.time(),
     }
 

@@ -11,7 +11,7 @@ from server.clip_cost import clip_cost
 from server.estimates import Estimate, estimate, seconds_until_start
 from server.schemas import RerunRequest, VideoEstimate, VideoRequest
 from server.services import Services
-from server.submission import resolve_request
+from server.submission import length_warnings, resolve_request
 
 _GIB = 2**30
 
@@ -55,21 +55,17 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
         queue_position=place.position,
         starts_in_seconds=_rounded(seconds_until_start(services.jobs, parameters.model, place)),
         warnings=[
-            *_warnings(services, request, is_guided=is_guided, seconds=frames / fps),
+            *length_warnings(request, parameters),
+            *_warnings(services, request, is_guided=is_guided),
             *_cut_warnings(preset, texts),
         ],
     )
 
 
-def _warnings(
-    services: Services, request: VideoRequest | RerunRequest, *, is_guided: bool, seconds: float
-) -> list[str]:
+def _warnings(services: Services, request: VideoRequest | RerunRequest, *, is_guided: bool) -> list[str]:
     found = []
-    if isinstance(request, VideoRequest):
-        if request.seconds is not None and request.seconds != seconds:
-            found.append(f"seconds {request.seconds:g} becomes {seconds:g}, the nearest valid length")
-        if request.negative_prompt and not is_guided:
-            found.append("negative_prompt has no effect: guidance_scale is not above 1")
+    if isinstance(request, VideoRequest) and request.negative_prompt and not is_guided:
+        found.append("negative_prompt has no effect: guidance_scale is not above 1")
     if services.supervisor.is_stopping:
         found.append("the server is stopping and takes no jobs")
     return found

@@ -64,7 +64,7 @@ class Presenter:
             dtype=result.dtype if result else None,
             metrics=_metrics(job),
             file=result.file if result else None,
-            warnings=list(result.warnings) if result else [],
+            warnings=[*job.warnings, *(result.warnings if result else ())],
             error=VideoError(code=job.error.code, message=job.error.message, retryable=job.error.retryable)
             if job.error
             else None,

@@ -7,7 +7,6 @@ import hashlib
 
 from configs.job import JobParameters
 from configs.resolve import RequestError, resolve
-from configs.settings import Settings, variable_name
 from server.errors import ApiError
 from server.estimates import retry_after_full_queue, retry_after_quota
 from server.job import NewJob
@@ -15,7 +14,6 @@ from server.jobs import IdempotencyConflictError, QueueFullError, QuotaExceededE
 from server.rerun import rerun_parameters
 from server.schemas import RerunRequest, VideoRequest
 from server.services import Services
-from server.webhooks.destination import DestinationError, DestinationRules
 
 MAX_KEY_CHARACTERS = 255
 
@@ -47,6 +45,7 @@ def submit(
         priority=request.priority,
         deadline_seconds=request.deadline_seconds,
         webhook_url=request.webhook_url,
+        warnings=tuple(length_warnings(request, parameters)),
     )
     submission = _write(services, new)
     services.supervisor.wake()
@@ -55,8 +54,6 @@ def submit(
 
 def resolve_request(services: Services, request: AnyRequest) -> JobParameters:
     """What will run. Raises ApiError: 400 naming the field."""
-    if request.webhook_url is not None:
-        _check_webhook(services.settings, request.webhook_url)
     try:
         if isinstance(request, RerunRequest):
             parameters = rerun_parameters(request.manifest, services.preset)
@@ -70,21 +67,20 @@ def resolve_request(services: Services, request: AnyRequest) -> JobParameters:
     return parameters.model_copy(update={"checkpoint_every": request.checkpoint_every})
 
 
+def length_warnings(request: AnyRequest, parameters: JobParameters) -> list[str]:
+    """Says so when the length asked for is not quite the one that will be made."""
+    asked = request.seconds if isinstance(request, VideoRequest) else None
+    frames, fps = parameters.num_frames, parameters.fps
+    if asked is None or asked == frames / fps:
+        return []
+    return [f"seconds {asked:g} becomes {frames / fps:g} ({frames} frames), the nearest valid length"]
+
+
 def _check_model(services: Services, model: str | None) -> None:
     known = services.preset.name
     if model not in {None, known}:
         message = f"model {model!r} is not served here; known: {known}"
         raise ApiError(400, "unknown_model", message, param="model")
-
-
-def _check_webhook(settings: Settings, url: str) -> None:
-    if settings.webhook_secret is None:
-        message = f"this server sends no webhooks: it has no {variable_name('webhook_secret')} to sign them"
-        raise ApiError(400, "invalid_value", message, param="webhook_url")
-    try:
-        DestinationRules.of(settings).parse(url)
-    except DestinationError as error:
-        raise ApiError(400, "invalid_value", str(error), param="webhook_url") from error
 
 
 def _write(services: Services, new: NewJob) -> Submission:

@@ -2,9 +2,9 @@
 
 -- name: insert
 INSERT INTO jobs (id, model, parameters, attention_asked, metadata, idempotency_key, request_sha256, shape,
-                  total_steps, created_at, priority, owner, deadline_seconds, webhook_url)
+                  total_steps, created_at, priority, owner, deadline_seconds, webhook_url, warnings)
 VALUES (:id, :model, :parameters, :attention_asked, :metadata, :idempotency_key, :request_sha256, :shape,
-        :total_steps, :now, :priority, :owner, :deadline_seconds, :webhook_url)
+        :total_steps, :now, :priority, :owner, :deadline_seconds, :webhook_url, :warnings)
 RETURNING *;
 
 -- name: free_idempotency_key

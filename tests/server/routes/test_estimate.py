@@ -37,7 +37,7 @@ def test_it_is_what_a_submission_would_become(server: RunningServer, client: htt
     assert found["attention"] == video["attention"]["resolved"]
     assert found["token_grid"] == [5, 6, 4]
     assert found["tokens"] == 5 * 6 * 4
-    assert found["warnings"] == ["seconds 2 becomes 2.125, the nearest valid length"]
+    assert found["warnings"] == ["seconds 2 becomes 2.125 (17 frames), the nearest valid length"]
     ran = server.wait_for_job(video["id"])["attention"]["ran"]
     assert (found["tokens"], found["density"]) == (ran["tokens"], pytest.approx(ran["density"]))
     calls = ran["sparse_calls"] + ran["dense_calls"]

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.files import CHECKPOINT, DataFolder
 from server.job import new_job_id
 from tests.server.running_server import RunningServer
 
@@ -65,7 +66,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"deadline_seconds": 0}, "deadline_seconds", "greater than 0"),
     ({"checkpoint_every": -1}, "checkpoint_every", "0"),
     ({"input_reference": "x"}, "input_reference", "data:image"),
-    ({"webhook_url": "https://example.com/"}, "webhook_url", "REELWRIGHT_WEBHOOK_SECRET"),
+    ({"webhook_url": "https://127.0.0.1/"}, "webhook_url", "REELWRIGHT_WEBHOOK_SECRET"),
     ({"manifest": 1}, "prompt", "leave it out"),
 ]
 
@@ -90,11 +91,14 @@ def test_a_prompt_becomes_a_video(server: RunningServer, client: httpx.Client) -
     assert answer.headers["location"] == f"/v1/videos/{submitted['id']}"
     assert int(answer.headers["openai-poll-after-ms"]) > 0
     assert (submitted["object"], submitted["status"], submitted["progress"]) == ("video", "queued", 0)
+    moved = "seconds 1 becomes 1.125 (9 frames), the nearest valid length"
+    assert submitted["warnings"] == [moved]
     video = server.wait_for_job(submitted["id"])
     assert video["status"] == "completed"
     assert video["progress"] == 100
     assert (video["size"], video["num_frames"], video["fps"]) == ("64x64", 9, 8)
     assert (video["seconds"], video["seed"], video["metadata"]) == ("1.125", 5, {"shot": "7"})
+    assert moved in video["warnings"]
     assert video["step"] == video["total_steps"] == video["num_inference_steps"] == 3
     assert video["created_at"] <= video["started_at"] <= video["completed_at"]
     assert video["error"] is video["stage"] is video["eta_seconds"] is video["queue_position"] is None
@@ -295,6 +299,12 @@ def test_a_bad_query_parameter_is_named(client: httpx.Client, query: str, param:
     assert error_of(client.get(f"/v1/videos?{query}"), 400)["param"] == param
 
 
+def test_a_webhook_without_a_secret_is_unsupported(client: httpx.Client) -> None:
+    for path in ("/v1/videos", "/v1/videos/estimate"):
+        error = error_of(client.post(path, json={"prompt": "x", "webhook_url": "https://example.com/"}), 400)
+        assert (error["code"], error["param"]) == ("unsupported", "webhook_url")
+
+
 def test_pages_link_up(client: httpx.Client, server: RunningServer) -> None:
     for _ in range(3):
         server.wait_for_job(server.submit(num_inference_steps=1)["id"])
@@ -341,8 +351,11 @@ def test_a_queued_job_is_cancelled_at_once(server: RunningServer, client: httpx.
     running, queued = server.submit_long()["id"], server.submit_long()["id"]
     server.wait_for_job(running, "in_progress")
     assert server.job(queued)["queue_position"] == 1
+    folder = DataFolder(server.data_dir).prepare(queued, 1).checkpoint.parent
+    (folder / CHECKPOINT).write_bytes(b"of an attempt before")
     answer = client.post(f"/v1/videos/{queued}/cancel")
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+    assert not folder.exists()
     client.post(f"/v1/videos/{running}/cancel")
     assert server.wait_for_job(running)["status"] == "cancelled"
 
