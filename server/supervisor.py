@@ -42,6 +42,7 @@ from server.worker_reporter import WorkerReporter
 POLL_SECONDS = 1.0
 LOAD_TRIES = 3
 LONGEST_BACKOFF_SECONDS = 60.0
+DATABASE_ERROR_EXIT = 75  # EX_TEMPFAIL of sysexits.h
 # Imports and weight readers may hold Python's lock for long on a slow disk, so signs of life are late.
 LOAD_SILENCE_SECONDS = 600.0
 
@@ -53,6 +54,8 @@ class SupervisorStart:
     settings: Settings
     preset: ModelPreset
     lock: FolderLock
+    follows_database_error: bool = False
+    """Whether the one before ended because the table could not be written: no job's fault."""
 
 
 def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:
@@ -64,7 +67,7 @@ def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") 
             Supervisor(start, api).run()
         except sqlite3.OperationalError as error:  # a full disk; the API process starts another one later
             logs.get_logger().error("database_error", message=str(error))
-            raise SystemExit(1) from error
+            raise SystemExit(DATABASE_ERROR_EXIT) from error
 
 
 class Supervisor:
@@ -89,6 +92,7 @@ class Supervisor:
         self._load_error: str | None = None
         self._slot = Slot(JobStores(self._claims, self._jobs, self._files))
         self._has_named_next = False
+        self._follows_database_error = start.follows_database_error
         self._sweep_at = 0.0
         self._log = logs.get_logger()
 
@@ -118,8 +122,12 @@ class Supervisor:
         # The lock says that nobody else works here: what is in progress was left by a killed server.
         for job in self._jobs.running():
             self._log.warning("job_orphaned", job=job.id, attempt=job.attempt)
+            claim = Claim(job.id, job.attempt)
             with suppress(ClaimLostError):  # deleted just now
-                self._claims.lose(Claim(job.id, job.attempt), "the server was killed")
+                if self._follows_database_error:
+                    self._claims.requeue(claim)
+                else:
+                    self._claims.lose(claim, "the server was killed")
         self._sweep()
         counts = self._jobs.counts()
         waiting = {job_id for model in counts for job_id in self._jobs.queue(model)}

@@ -8,6 +8,7 @@ import multiprocessing
 import select
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
@@ -16,7 +17,7 @@ import anyio
 from server import logs
 from server.backoff import Backoff
 from server.protocol import ApiMessage, Drain, WakeUp
-from server.supervisor import SupervisorStart, run_supervisor
+from server.supervisor import DATABASE_ERROR_EXIT, SupervisorStart, run_supervisor
 
 _SPAWN = multiprocessing.get_context("spawn")
 STOP_GRACE_SECONDS = 10.0
@@ -77,6 +78,7 @@ class SupervisorHandle:
             process = self._launch()
             await anyio.wait_readable(process.sentinel)
             process.join()
+            self._start = replace(self._start, follows_database_error=process.exitcode == DATABASE_ERROR_EXIT)
             if time.monotonic() - started_at > LONGEST_BACKOFF_SECONDS:
                 backoff.succeeded()
             if not self.is_stopping:
