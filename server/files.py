@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from configs.job import JobPaths
+from server import logs
 from server.job import JOB_ID_PATTERN
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -56,7 +57,8 @@ class DataFolder:
         return self.videos / job_id / CHECKPOINT
 
     def prepare(self, job_id: str, attempt: int) -> JobPaths:
-        """Make the job's folder and return where an attempt's files belong."""
+        """Make the job's folder and return where an attempt's files belong. Raises OSError."""
+        self.videos.mkdir(exist_ok=True)  # somebody may have cleared the data folder
         (self.videos / job_id).mkdir(exist_ok=True)
         return JobPaths(
             video=self.video(job_id, attempt),
@@ -106,7 +108,7 @@ class DataFolder:
         """
         known = {path for job in completed_attempts.items() for path in self._results(*job)}
         known |= {self.checkpoint(job_id) for job_id in resumable}
-        named = (path for path in self.videos.iterdir() if re.fullmatch(JOB_ID_PATTERN, path.name))
+        named = (path for path in _entries(self.videos) if re.fullmatch(JOB_ID_PATTERN, path.name))
         folders = [path for path in named if path.is_dir() and not path.is_symlink()]
         return [path for folder in folders for path in _remove_strangers(folder, known)]
 
@@ -122,12 +124,29 @@ class DataFolder:
 
 
 def _remove_strangers(folder: Path, known: Collection[Path]) -> list[Path]:
-    try:
-        strangers = [path for path in folder.iterdir() if path.is_file() and path not in known]
-    except FileNotFoundError:  # the job was deleted just now
-        return []
-    for path in strangers:
-        path.unlink(missing_ok=True)
+    """What cannot be removed stays and is logged: a file too many must not stop the server."""
+    removed = []
+    for path in _entries(folder):
+        try:
+            if path not in known and path.is_file():
+                path.unlink(missing_ok=True)
+                removed.append(path)
+        except OSError as error:
+            _log_leftover(path, error)
     with suppress(OSError):  # not empty: a file of the job is in it
         folder.rmdir()
-    return strangers
+    return removed
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:  # the job was deleted just now
+        return []
+    except OSError as error:
+        _log_leftover(folder, error)
+        return []
+
+
+def _log_leftover(path: Path, error: OSError) -> None:
+    logs.get_logger().warning("file_not_removed", path=str(path), message=str(error))

@@ -112,3 +112,29 @@ def test_what_reelwright_did_not_make_stays(files: DataFolder, name: str) -> Non
     assert files.remove_unknown({}) == []
     assert foreign.is_file()
     assert (files.videos / "empty").is_dir()
+
+
+def test_a_cleared_data_folder_is_made_again(files: DataFolder) -> None:
+    files.videos.rmdir()
+    assert files.remove_unknown({}) == []
+    write(files.prepare("video_a", 1).video)
+
+
+def test_what_cannot_be_removed_stays_and_is_said(
+    files: DataFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stubborn, other = new_job_id(), new_job_id()
+    for job_id in (stubborn, other):
+        write(files.prepare(job_id, 1).video)
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:  # root, as in CI, may remove everything
+        if path.parent.name == stubborn:
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert files.remove_unknown({}) == [files.video(other, 1)]
+    assert names(files.videos) == [stubborn]
+    files.discard(stubborn)
+    assert "file_not_removed" in capsys.readouterr().out
