@@ -53,9 +53,10 @@ def view(rule: AnchorLocalPattern | TilePattern | Window, grid: Grid, token: Pos
     if not all(0 <= at < side for at, side in zip(token, grid, strict=True)):
         sides = " x ".join(map(str, grid))
         raise ValueError(f"token must lie in a clip of {sides} tokens, counted from 0, got {token}")
+    frames, rows, columns = map(range, grid)
     sights = tuple(
         Sight.ITSELF if other == token else _sight(rule, grid, token, other)
-        for other in product(*map(range, grid))
+        for other in product(frames, rows, columns)
     )
     tokens = len(sights)
     pairs = rule.allowed_pairs(grid) if isinstance(rule, TilePattern) else rule.allowed_pairs(tokens)

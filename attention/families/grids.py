@@ -31,16 +31,25 @@ def frames_first(config: Config, arguments: Arguments) -> TokenGrid:
 
 
 def packed(config: Config, arguments: Arguments) -> TokenGrid:
-    """Tokens [batch, tokens, channels], with the sides of their grid as arguments."""
-    sides = {name: arguments.get(name) for name in ("num_frames", "height", "width")}
-    if None in sides.values():
-        missing = ", ".join(name for name, side in sides.items() if side is None)
-        raise ValueError(f"self-attention is swapped, and the transformer is called without {missing}")
-    grid = TokenGrid(*sides.values())  # type: ignore[arg-type]
+    """Tokens [batch, tokens, channels]; their grid's sides, or the coordinates of each, are arguments.
+
+    Coordinates [batch, 3, tokens] of a whole grid have as many different values on an axis as it is long.
+    """
+    coordinates = arguments.get("video_coords")
+    names = ("num_frames", "height", "width")
+    sides = [arguments[name] for name in names if arguments.get(name) is not None]
+    if coordinates is not None:
+        sides = [axis.unique().numel() for axis in coordinates[0]]
+    if len(sides) != 3:
+        raise ValueError(
+            "the transformer is called without num_frames, height and width, or video_coords; "
+            "one of these must say where tokens lie while self-attention is swapped"
+        )
+    grid = TokenGrid(*sides)
     tokens = arguments["hidden_states"].shape[1]
     if grid.tokens != tokens:
         raise ValueError(
-            f"num_frames, height and width say {grid.tokens} tokens, hidden_states has {tokens}; "
-            "extra condition tokens are not supported while self-attention is swapped"
+            f"hidden_states has {tokens} tokens, and their grid {' x '.join(map(str, grid.thw))}; "
+            "condition tokens beside the clip's are not supported while self-attention is swapped"
         )
     return grid

@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -87,15 +88,15 @@ def test_frames_behind_text_are_the_window(grid: Grid, left: int, right: int, fi
 
 @pytest.mark.parametrize("impl", ["torch", "triton"])
 @pytest.mark.parametrize("text", [0, 7])
-def test_operator_on_tiles_equals_masked_softmax(impl: str, text: int) -> None:
+def test_operator_on_tiles_equals_masked_softmax(impl: Any, text: int) -> None:
     pattern, grid = TilePattern((2, 4, 4), 11, 3), (3, 6, 7)
     layout = clip_layout(pattern, grid, CPU, text)
     tokens = text + math.prod(grid)
     dtype = torch.float64 if impl == "torch" else torch.float32
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, tokens, 2, 16, generator=generator).to(dtype) for _ in range(3))
-    ordered = (x.index_select(1, layout.key_order) for x in (q, k, v))
-    out = anchor_local_ordered(*ordered, layout, impl=impl)  # type: ignore[arg-type]
+    ordered_q, ordered_k, ordered_v = (x.index_select(1, layout.key_order) for x in (q, k, v))
+    out = anchor_local_ordered(ordered_q, ordered_k, ordered_v, layout, impl=impl)
     mask = torch.ones(tokens, tokens, dtype=torch.bool)
     mask[text:, text:] = definition(pattern, grid)
     scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 4

@@ -5,7 +5,7 @@ import pytest
 from configs.attention import AttentionConfig
 from configs.job import JobFailedError, JobParameters
 from pipelines import LoadedPipeline
-from pipelines.attending import swapped
+from pipelines.attending import attention_report, swapped
 
 
 def _with(params: JobParameters, setting: AttentionConfig) -> JobParameters:
@@ -49,6 +49,21 @@ def test_a_window_and_its_auto_value(loaded: LoadedPipeline, params: JobParamete
     with swapped(loaded, _with(params, AttentionConfig(backend="window"))) as handle:
         assert (handle.report().window, handle.report().global_frames) == ((1, 1), 1)
     assert handle.report().block_size is None
+
+
+def test_tiles_and_rotation_reach_the_swap(loaded: LoadedPipeline, params: JobParameters) -> None:
+    setting = AttentionConfig(
+        token_order="tile", tile_thw=(2, 2, 3), anchor_stride=5, anchor_offset=3, anchor_rotation=True
+    )
+    with swapped(loaded, _with(params, setting)) as handle:
+        report = attention_report(handle)
+    assert (report.token_order, report.tile_thw, report.block_size) == ("tile", (2, 2, 3), None)
+    assert (report.anchor_stride, report.anchor_offset, report.anchor_rotation) == (5, 3, True)
+    with swapped(loaded, _with(params, AttentionConfig(token_order="tile"))) as handle:
+        assert (handle.report().tile_thw, handle.report().anchor_stride) == ((3, 2, 4), 16)
+    frames = AttentionConfig(block_size=1, block_unit="frames")
+    with swapped(loaded, _with(params, frames)) as handle:
+        assert (handle.report().block_size, handle.report().block_unit) == (16, "tokens")
 
 
 def test_dense_leaves_out_the_pattern(loaded: LoadedPipeline, params: JobParameters) -> None:

@@ -93,6 +93,20 @@ def test_the_first_step_is_the_dense_one(loaded: LoadedPipeline, params: JobPara
     assert torch.equal(latents, stock_output(loaded, one_step, "latent"))
 
 
+def test_anchors_that_rotate_change_the_clip(loaded: LoadedPipeline, params: JobParameters) -> None:
+    """Each step has an offset of its own, the first one that of the setting."""
+    still = params.attention.model_copy(
+        update={"dense_steps": 0, "block_size": 5, "anchor_stride": 7, "anchor_offset": 6}
+    )
+    turning = still.model_copy(update={"anchor_rotation": True})
+    for steps, same in ((1, True), (2, False)):
+        job = params.model_copy(update={"num_inference_steps": steps})
+        clips = [
+            _denoise(loaded, job.model_copy(update={"attention": setting}))[0] for setting in (still, turning)
+        ]
+        assert torch.equal(*clips) == same
+
+
 def test_cancel_between_steps(loaded: LoadedPipeline, params: JobParameters) -> None:
     answers = iter([False, True])
     with pytest.raises(JobCancelledError):

@@ -3,6 +3,7 @@
 import pytest
 
 from attention.pattern import density
+from attention.tiles import tile_density
 from configs.attention import AttentionConfig
 from configs.job import JobParameters
 from configs.model_preset import ModelPreset
@@ -67,6 +68,16 @@ def test_a_window_attends_to_its_frames_and_the_first(window: dict[str, object],
         {"backend": "window", "dense_steps": 0, "min_tokens": 0} | window
     )
     assert clip_cost(with_attention(attention), preset_of_layers(2)).sparse_density == pairs / TOKENS**2
+
+
+def test_tiles_attend_to_their_box_and_the_anchors() -> None:
+    tiles = AttentionConfig(
+        token_order="tile", tile_thw=(2, 2, 3), anchor_stride=5, dense_steps=0, min_tokens=0
+    )
+    cost = clip_cost(with_attention(tiles), preset_of_layers(2))
+    assert cost.sparse_density == tile_density((3, 4, 4), (2, 2, 3), 5)
+    with pytest.raises(ValueError, match="resolved"):
+        clip_cost(with_attention(tiles.model_copy(update={"tile_thw": "auto"})), preset_of_layers(2))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from torch import Tensor
 import attention
 from attention.anchor_local.reference import allowed
 from tests.attention.families import running
-from tests.attention.families.running import run, run_masked
+from tests.attention.families.running import assert_same, run, run_masked
 from tests.attention.families.variants import BY_NAME, GRID, Variant, tokens
 
-EXACT = {"rtol": 1e-11, "atol": 1e-11}
 NAMES = ["wan21_t2v", "cogvideox_5b", "hunyuan", "ltx_t2v"]
 
 
@@ -64,7 +63,7 @@ def test_first_block_cache_carries_tokens_in_one_order(case: tuple[Variant, Any]
             run(model, variant)
             handle.set_dense(None)
             out = model(**later(variant), return_dict=False)[0]
-    torch.testing.assert_close(out, expected, **EXACT)
+    assert_same(variant, out, expected)
     report = handle.report()
     assert (report.sparse_calls, report.dense_calls) == (1, variant.layers)
 
@@ -77,7 +76,7 @@ def test_group_offloading_works_under_a_swap(case: tuple[Variant, Any], offload_
     )
     with attention.swap(model, block_size=20, anchor_stride=7) as handle:
         out = run(model, variant)
-    torch.testing.assert_close(out, run_masked(case[1], variant, raster_mask(20, 7)), **EXACT)
+    assert_same(variant, out, run_masked(case[1], variant, raster_mask(20, 7)))
     assert handle.report().sparse_calls == variant.layers
     assert torch.equal(run(model, variant), run(case[1], variant))
 
@@ -90,7 +89,7 @@ def test_anchors_rotate_by_one_token_a_step(case: tuple[Variant, Any]) -> None:
         for step, offset in ((0, 5), (1, 6), (2, 0), (9, 0), (1, 6)):
             handle.set_step(step)
             expected = run_masked_outside(case, raster_mask(20, 7, offset))
-            torch.testing.assert_close(run(model, variant), expected, **EXACT)
+            assert_same(variant, run(model, variant), expected)
     assert (handle.report().anchor_offset, handle.report().anchor_rotation) == (5, True)
 
 

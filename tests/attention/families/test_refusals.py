@@ -66,8 +66,13 @@ def test_padded_text_has_no_influence() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("ltx_t2v", {"num_frames": None}, "the transformer is called without num_frames"),
-        ("ltx_t2v", {"height": 6}, "say 126 tokens, hidden_states has 105"),
+        ("ltx_t2v", {"num_frames": None}, "called without num_frames, height and width, or video_coords"),
+        ("ltx_t2v", {"height": 6}, "hidden_states has 105 tokens, and their grid 3 x 6 x 7"),
+        (
+            "ltx_condition",
+            {"hidden_states": torch.zeros(2, 112, 4).double(), "video_coords": torch.zeros(2, 3, 112)},
+            "hidden_states has 112 tokens, and their grid 1 x 1 x 1; condition tokens",
+        ),
         (
             "mochi",
             {"encoder_attention_mask": torch.tensor([[1, 0, 1, 0, 0, 0]] * 2)},
@@ -153,6 +158,15 @@ def test_blocks_in_frames_are_blocks_of_their_tokens() -> None:
     with attention.swap(model, block_size=2 * GRID[1] * GRID[2], anchor_stride=11) as handle:
         assert torch.equal(run(model, variant), out)
     assert report.density == handle.report().density == attention.density(tokens(GRID), 70, 11)
+
+
+def test_arguments_may_be_positional() -> None:
+    variant = BY_NAME["wan22_ti2v"]
+    model, given = running.built(variant), arguments(variant)
+    with attention.swap(model, block_size=20, anchor_stride=7):
+        named = model(**given, return_dict=False)[0]
+        names = ("hidden_states", "timestep", "encoder_hidden_states")
+        assert torch.equal(model(*(given[name] for name in names), return_dict=False)[0], named)
 
 
 def test_a_model_in_training_dtype_keeps_it() -> None:

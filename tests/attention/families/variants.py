@@ -237,6 +237,16 @@ def _ltx_image_arguments(grid: Grid, generator: torch.Generator) -> dict[str, An
     return _ltx_arguments(grid, generator) | {"timestep": per_token}
 
 
+def _ltx_condition_arguments(grid: Grid, generator: torch.Generator) -> dict[str, Any]:
+    """As LTXConditionPipeline calls it, with the pixel coordinates of each token."""
+    arguments = _ltx_arguments(grid, generator)
+    for name in ("num_frames", "height", "width", "rope_interpolation_scale"):
+        del arguments[name]
+    axes = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
+    scaled = [axis.flatten() * scale for axis, scale in zip(axes, (8 / 25, 32, 32), strict=True)]
+    return arguments | {"video_coords": torch.stack(scaled).expand(BATCH, 3, -1)}
+
+
 def _mochi() -> Any:
     model = MochiTransformer3DModel(
         patch_size=2,
@@ -262,8 +272,8 @@ def _mochi_arguments(grid: Grid, generator: torch.Generator) -> dict[str, Any]:
     }
 
 
-COG = {"text": "first", "valid": (TEXT, TEXT), "total": TEXT}
-HUNYUAN = {"text": "last", "valid": (4, 2), "total": TEXT}
+COG = ("first", (TEXT, TEXT), TEXT)
+HUNYUAN = ("last", (4, 2), TEXT)
 VARIANTS = [
     Variant("wan21_t2v", _wan(), _wan_arguments, 2),
     Variant("wan22_ti2v", _wan(), _wan_ti2v_arguments, 2),
@@ -276,21 +286,22 @@ VARIANTS = [
     ),
     Variant("skyreels_v2", _wan(SkyReelsV2Transformer3DModel), _wan_arguments, 2),
     Variant("skyreels_v2_forcing", _wan(SkyReelsV2Transformer3DModel), _forcing_arguments, 2),
-    Variant("cogvideox_2b", _cog(), _cog_arguments(), 2, **COG),
-    Variant("cogvideox_5b", _cog(use_rotary_positional_embeddings=True), _cog_rotary_arguments(), 2, **COG),
+    Variant("cogvideox_2b", _cog(), _cog_arguments(), 2, *COG),
+    Variant("cogvideox_5b", _cog(use_rotary_positional_embeddings=True), _cog_rotary_arguments(), 2, *COG),
     Variant(
         "cogvideox_15",
         _cog(use_rotary_positional_embeddings=True, patch_size_t=2, patch_bias=False),
         _cog_rotary_arguments(2),
         2,
-        **COG,
+        *COG,
     ),
-    Variant("hunyuan", _hunyuan(), _hunyuan_arguments, 2, **HUNYUAN),
-    Variant("hunyuan_i2v", _hunyuan(image_condition_type="token_replace"), _hunyuan_arguments, 2, **HUNYUAN),
+    Variant("hunyuan", _hunyuan(), _hunyuan_arguments, 2, *HUNYUAN),
+    Variant("hunyuan_i2v", _hunyuan(image_condition_type="token_replace"), _hunyuan_arguments, 2, *HUNYUAN),
     Variant("hunyuan15_t2v", _hunyuan15, _hunyuan15_arguments(image=False), 2, "last", (6, 3), TEXT + 5),
     Variant("hunyuan15_i2v", _hunyuan15, _hunyuan15_arguments(image=True), 2, "last", (8, 5), TEXT + 5),
     Variant("ltx_t2v", _ltx, _ltx_arguments, 2),
     Variant("ltx_i2v", _ltx, _ltx_image_arguments, 2),
+    Variant("ltx_condition", _ltx, _ltx_condition_arguments, 2),
     Variant("mochi", _mochi, _mochi_arguments, 2, "last", (4, 2), TEXT, drops_padding=True),
 ]
 BY_NAME = {variant.name: variant for variant in VARIANTS}
