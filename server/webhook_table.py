@@ -19,12 +19,14 @@ MAX_DUE = 100
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """One row. ``id`` is the same in every try; ``tries`` were in vain; times are seconds since 1970."""
+    """One row. ``id`` is the same in every try; ``site`` is the URL's host and port; ``tries`` were in vain;
+    times are seconds since 1970."""
 
     id: str
     job_id: str
     event: str
     url: str
+    site: str
     created_at: float
     tries: int
     tried_at: float
@@ -41,10 +43,11 @@ class WebhookTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def due(self, now: float) -> list[Webhook]:
-        """Those to be tried now, longest due first; at most MAX_DUE."""
+    def due(self, now: float, per_site: int = MAX_DUE) -> list[Webhook]:
+        """Those to be tried now, longest due first; at most MAX_DUE, and ``per_site`` of one site."""
         with self._database.read() as connection:
-            rows = connection.execute(_SQL["due"], {"now": now, "limit": MAX_DUE})
+            values = {"now": now, "limit": MAX_DUE, "per_site": per_site}
+            rows = connection.execute(_SQL["due"], values)
             return [Webhook(**row) for row in rows]
 
     def delivered(self, webhook_id: str) -> bool:

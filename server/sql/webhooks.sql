@@ -4,7 +4,17 @@ VALUES (:id, :job_id, :event, :url, :now, :now, :now);
 
 -- name: due
 -- A try that lies in the future shows a clock that was set back: then nothing need wait for it.
-SELECT * FROM webhooks WHERE next_try_at <= :now OR tried_at > :now ORDER BY next_try_at, id LIMIT :limit;
+-- At most :per_site of one host and port: the many of a receiver that does not answer hide no other's.
+WITH pending AS (
+    SELECT *, replace(replace(lower(substr(url, instr(url, '://') + 3)), '?', '/'), '#', '/') || '/' AS rest
+    FROM webhooks WHERE next_try_at <= :now OR tried_at > :now
+), sited AS (
+    SELECT *, substr(rest, 1, instr(rest, '/') - 1) AS site FROM pending
+), placed AS (
+    SELECT *, ROW_NUMBER() OVER (PARTITION BY site ORDER BY next_try_at, id) AS place FROM sited
+)
+SELECT id, job_id, event, url, site, created_at, tries, tried_at, next_try_at FROM placed
+WHERE place <= :per_site ORDER BY next_try_at, id LIMIT :limit;
 
 -- name: remove
 DELETE FROM webhooks WHERE id = :id RETURNING *;

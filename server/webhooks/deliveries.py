@@ -25,7 +25,7 @@ from server.webhooks.signing import Signer
 
 LOOK_SECONDS = 1.0
 MAX_AT_ONCE = 16
-MAX_AT_ONCE_PER_URL = 4  # one slow receiver leaves room for the others
+MAX_AT_ONCE_PER_SITE = 4  # one slow receiver leaves room for the others
 
 
 class Deliveries:
@@ -73,12 +73,12 @@ class Deliveries:
                 await change.wait()
 
     def _start_due(self) -> None:
-        for webhook in self._table.due(time.time()):
+        for webhook in self._table.due(time.time(), MAX_AT_ONCE_PER_SITE):
             if len(self._on_their_way) >= MAX_AT_ONCE:
                 return
-            urls = [url for url, _ in self._on_their_way.values()]
-            if webhook.id not in self._on_their_way and urls.count(webhook.url) < MAX_AT_ONCE_PER_URL:
-                self._on_their_way[webhook.id] = (webhook.url, asyncio.create_task(self._deliver(webhook)))
+            sites = [site for site, _ in self._on_their_way.values()]
+            if webhook.id not in self._on_their_way and sites.count(webhook.site) < MAX_AT_ONCE_PER_SITE:
+                self._on_their_way[webhook.id] = (webhook.site, asyncio.create_task(self._deliver(webhook)))
 
     async def _deliver(self, webhook: Webhook) -> None:
         try:

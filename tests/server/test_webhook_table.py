@@ -9,7 +9,7 @@ from server.claims import ClaimTable
 from server.database import Database
 from server.jobs import JobTable
 from server.observations import read_samples
-from server.webhook_table import Webhook, WebhookTable
+from server.webhook_table import MAX_DUE, Webhook, WebhookTable
 from tests.server.samples import new_job, result
 from tests.server.test_jobs import claim_of
 
@@ -65,6 +65,22 @@ def test_a_clock_that_is_set_back_makes_it_due_once(
     table.failed(webhook.id, earlier + 3600)
     assert table.due(earlier) == []
     assert [row.id for row in table.due(earlier + 3600)] == [webhook.id]
+
+
+def test_many_webhooks_of_one_site_hide_no_other(jobs: JobTable, table: WebhookTable) -> None:
+    slow = [
+        "https://slow.example",
+        "https://SLOW.example/",
+        "https://slow.example?a",
+        "https://slow.example#a",
+    ]
+    slow += [f"https://slow.example/{number}" for number in range(MAX_DUE)]
+    others = ["https://slow.example:8443/", "https://example.com/https://slow.example/"]
+    for url in (*slow, *others):
+        jobs.cancel(jobs.submit(new_job(webhook_url=url)).job.id)
+    due = table.due(time.time(), per_site=3)
+    assert [row.url for row in due] == [*slow[:3], *others]
+    assert [row.site for row in due] == [*["slow.example"] * 3, "slow.example:8443", "example.com"]
 
 
 def test_deleting_a_job_drops_its_webhook(jobs: JobTable, table: WebhookTable, webhook: Webhook) -> None:

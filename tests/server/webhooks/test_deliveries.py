@@ -3,15 +3,19 @@
 import base64
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from standardwebhooks import Webhook
 
+from server.webhooks.deliveries import MAX_AT_ONCE, MAX_AT_ONCE_PER_SITE
+from server.webhooks.sending import TIMEOUT_SECONDS
 from tests.server.routes.test_videos import error_of
 from tests.server.running_server import RunningServer
 from tests.server.webhooks.receiver import Received, Receiver, status
@@ -87,6 +91,27 @@ def test_a_failed_try_is_repeated_even_by_another_server(model_file: Path, tmp_p
     assert second.at - first.at >= 5
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     assert message_of(first) == message_of(second)
+
+
+def test_a_receiver_that_never_answers_delays_no_other(sending: RunningServer) -> None:
+    def told(url: str) -> str:
+        job_id = str(sending.submit_long(webhook_url=url)["id"])
+        sending.client.post(f"/v1/videos/{job_id}/cancel")
+        return job_id
+
+    def silence(_: BaseHTTPRequestHandler) -> None:
+        over.wait()
+
+    over = threading.Event()
+    with Receiver(silence) as silent, Receiver() as receiver:
+        waiting = [told(f"{silent.url}/{number}") for number in range(MAX_AT_ONCE + 4)]
+        silent.wait(1)
+        told(receiver.url)
+        receiver.wait(1, seconds=TIMEOUT_SECONDS / 2)
+        assert len(silent.received) <= MAX_AT_ONCE_PER_SITE
+        over.set()
+    for job_id in waiting:
+        sending.client.delete(f"/v1/videos/{job_id}")
 
 
 def test_a_receiver_that_is_gone_is_left_alone(sending: RunningServer) -> None:
