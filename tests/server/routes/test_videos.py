@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.files import CHECKPOINT, DataFolder
+from server.files import DataFolder
 from server.job import new_job_id
 from tests.server.running_server import RunningServer
 
@@ -351,11 +351,12 @@ def test_a_queued_job_is_cancelled_at_once(server: RunningServer, client: httpx.
     running, queued = server.submit_long()["id"], server.submit_long()["id"]
     server.wait_for_job(running, "in_progress")
     assert server.job(queued)["queue_position"] == 1
-    folder = DataFolder(server.data_dir).prepare(queued, 1).checkpoint.parent
-    (folder / CHECKPOINT).write_bytes(b"of an attempt before")
+    checkpoint = DataFolder(server.data_dir).checkpoint(queued)
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"of an attempt before")
     answer = client.post(f"/v1/videos/{queued}/cancel")
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
-    assert not folder.exists()
+    assert not checkpoint.parent.exists()
     client.post(f"/v1/videos/{running}/cancel")
     assert server.wait_for_job(running)["status"] == "cancelled"
 
