@@ -8,6 +8,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
+from configs.attention import AttentionOverrides
 from configs.job import ErrorCode
 from server import observations
 from server.schemas import RerunRequest, Video, VideoEstimate, VideoPreview, VideoRequest
@@ -16,7 +17,9 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="
 SOURCES = list((Path(__file__).parents[2] / "server").rglob("*.py"))
 
 
-@pytest.mark.parametrize("model", [VideoRequest, RerunRequest, Video, VideoEstimate, VideoPreview])
+@pytest.mark.parametrize(
+    "model", [VideoRequest, RerunRequest, AttentionOverrides, Video, VideoEstimate, VideoPreview]
+)
 def test_every_field(model: type[BaseModel]) -> None:
     assert [name for name in model.model_fields if f"`{name}`" not in DOCUMENT] == []
 
