@@ -20,6 +20,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from attention.selected.api import sparse_attn
 from attention.selected.triton_impl import TileConfig, parts, sparse_attn_triton, tile_config
@@ -225,12 +227,13 @@ def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
 
 
 def memory_floor(shape: Shape, sets: Sequence[Inputs]) -> float:
-    """Seconds of the fastest gather."""
+    """Seconds of the fastest gather, of those whose tiles fit the GPU."""
     heads = tile_config(torch.bfloat16, shape.width, shape.heads, hopper=True).block_h
     times = []
     for tile in GATHER_TILES:
         calls = [partial(gather, x, heads, *tile) for x in sets]
-        times.append(graph_seconds(calls).median_seconds)
+        with suppress(OutOfResources):
+            times.append(graph_seconds(calls).median_seconds)
     return min(times)
 
 

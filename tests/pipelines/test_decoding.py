@@ -1,5 +1,6 @@
 """The decode ladder: which rung decodes, what it costs in looks, and what is left behind."""
 
+import gc
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,6 +212,7 @@ def test_the_last_rung_is_the_cpu(loaded: LoadedPipeline, large: JobParameters) 
             raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
     hook = on_gpu.pipe.vae.decoder.register_forward_pre_hook(exhausted)
+    gc.collect()  # the pipelines of earlier tests
     held = torch.cuda.memory_allocated()
     frames, report = _decode(on_gpu, large)
     hook.remove()
@@ -237,6 +239,7 @@ def test_a_gpu_with_little_memory_decodes_in_tiles(loaded: LoadedPipeline, param
         on_gpu.family.forget(on_gpu.pipe)
         peaks.append(torch.cuda.max_memory_reserved())
     assert peaks[1] < peaks[0]
+    gc.collect()
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
     total = torch.cuda.get_device_properties(0).total_memory
