@@ -185,6 +185,8 @@ class Supervisor:
                 self._has_named_next = True
 
     def _start_next(self, worker: WorkerHandle) -> None:
+        if not worker.is_alive():  # it is buried in a moment; no job is to be lost with it that it never had
+            return
         if not self._slot.is_empty:
             following = self._claims.peek(self._model)
             if following is None or following.losses:  # a job that lost a worker shares the next with none
