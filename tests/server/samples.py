@@ -4,6 +4,9 @@ from configs.attention import AttentionConfig
 from configs.job import AttentionReport, JobMetrics, JobParameters, JobResult, StepSeconds, VideoFile
 from server.job import NewJob
 
+UNKNOWN_ID = "video_" + "0" * 32
+"""Has the form of a job's id, and is none."""
+
 
 def parameters(model: str = "tiny-wan", steps: int = 4) -> JobParameters:
     """A small clip of 9 frames at 8 fps."""

@@ -6,6 +6,7 @@ import pytest
 
 from server.files import DataFolder
 from server.job import new_job_id
+from tests.server.samples import UNKNOWN_ID
 
 
 @pytest.fixture
@@ -101,9 +102,7 @@ def test_only_results_of_completed_and_checkpoints_of_other_jobs_stay(files: Dat
     assert {*removed} == before - {*files.videos.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    "name", ["holiday.mp4", "video_2019/1.mp4", "1/1.mp4", "a/b/c.txt", f"{new_job_id()}"]
-)
+@pytest.mark.parametrize("name", ["holiday.mp4", "video_2019/1.mp4", "1/1.mp4", "a/b/c.txt", UNKNOWN_ID])
 def test_what_reelwright_did_not_make_stays(files: DataFolder, name: str) -> None:
     foreign = files.videos / name
     foreign.parent.mkdir(parents=True, exist_ok=True)

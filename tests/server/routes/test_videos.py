@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from server.files import DataFolder
-from server.job import new_job_id
 from tests.server.running_server import RunningServer
+from tests.server.samples import UNKNOWN_ID
 
 JSON = {"content-type": "application/json"}
 
@@ -259,7 +259,7 @@ def test_a_large_body_is_413(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize("video_id", [new_job_id(), "x", "..", "%2e%2e%2fjobs.sqlite3", "a" * 3000])
+@pytest.mark.parametrize("video_id", [UNKNOWN_ID, "x", "..", "%2e%2e%2fjobs.sqlite3", "a" * 3000])
 def test_an_unknown_id_is_404(client: httpx.Client, method: str, video_id: str) -> None:
     error_of(client.request(method, f"/v1/videos/{video_id}"), 404)
 
@@ -273,8 +273,8 @@ def test_an_unknown_id_is_404(client: httpx.Client, method: str, video_id: str) 
         ("PUT", "/v1/videos", 405),
         ("DELETE", "/v1/videos", 405),
         ("POST", "/health/live", 405),
-        ("GET", f"/v1/videos/{new_job_id()}/cancel", 405),
-        ("POST", f"/v1/videos/{new_job_id()}/cancel", 404),
+        ("GET", f"/v1/videos/{UNKNOWN_ID}/cancel", 405),
+        ("POST", f"/v1/videos/{UNKNOWN_ID}/cancel", 404),
     ],
 )
 def test_the_frameworks_own_errors_have_the_envelope(
