@@ -24,7 +24,7 @@ check: .venv/.ready
 	$(BIN)/mypy
 
 test: .venv/.ready
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .
