@@ -24,7 +24,8 @@ check: .venv/.ready
 	$(BIN)/mypy
 
 test: .venv/.ready
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -m 'not gpu and not alone' --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -m 'alone and not gpu'
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .

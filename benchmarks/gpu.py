@@ -2,7 +2,7 @@
 
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -50,3 +50,17 @@ def device_seconds(call: Callable[[], object], repeats: int = 30, warm_up: int =
     torch.cuda.synchronize()
     seconds = sorted(begin.elapsed_time(end) / 1e3 for begin, end in zip(begins, ends, strict=True))
     return Timing(statistics.median(seconds), seconds[repeats // 10], seconds[-1 - repeats // 10])
+
+
+def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
+    """Device seconds of one call: all of them in one CUDA graph, replayed."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    timing = device_seconds(graph.replay)
+    count = len(calls)
+    return Timing(timing.median_seconds / count, timing.p10_seconds / count, timing.p90_seconds / count)

@@ -19,7 +19,7 @@ nothing is written.
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -33,7 +33,7 @@ from triton.runtime.errors import OutOfResources
 
 from attention.selected.api import sparse_attn
 from attention.selected.triton_impl import TileConfig, parts, sparse_attn_triton, tile_config
-from benchmarks.gpu import Timing, device_seconds, machine
+from benchmarks.gpu import Timing, device_seconds, graph_seconds, machine
 
 INPUT_SETS = 3
 TARGET = 0.6  # of the roofline, at the first shape
@@ -210,20 +210,6 @@ def gather(x: Inputs, tile_heads: int, block_n: int, warps: int, stages: int) ->
         num_warps=warps,
     )
     return out
-
-
-def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
-    """Device seconds of one call: all of them in one CUDA graph, replayed."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    timing = device_seconds(graph.replay)
-    count = len(calls)
-    return Timing(timing.median_seconds / count, timing.p10_seconds / count, timing.p90_seconds / count)
 
 
 def memory_floor(shape: Shape, sets: Sequence[Inputs]) -> float:

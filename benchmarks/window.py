@@ -29,7 +29,7 @@ from attention.window_sink.reference import allowed
 from attention.window_sink.sinks import SinkMode
 from attention.window_sink.triton_impl import TileConfig, window_sink_triton
 from attention.window_sink.window import Window
-from benchmarks.gpu import Timing, device_seconds, machine
+from benchmarks.gpu import Timing, device_seconds, graph_seconds, machine
 
 MODES: tuple[SinkMode, ...] = get_args(SinkMode)
 INPUT_SETS = 4  # 67 MB each at 16,384 x 8 x 64: together several times the L2 cache
@@ -198,20 +198,6 @@ def error_rows(shape: Shape, device: str) -> list[ErrorRow]:
             )
         )
     return rows
-
-
-def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
-    """Device seconds of one call: all of them in one CUDA graph, replayed."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    timing = device_seconds(graph.replay)
-    count = len(calls)
-    return Timing(timing.median_seconds / count, timing.p10_seconds / count, timing.p90_seconds / count)
 
 
 def sdpa_with_mask(shape: Shape, device: str) -> Callable[[Inputs], Tensor]:

@@ -1,6 +1,6 @@
 """Standard error that never stops the work.
 
-Knows: that a write can fail (a full disk, a closed pipe). Does not know: what is written.
+Knows: that a write can fail (a full disk, a closed pipe, a closed file). Does not know: what is written.
 """
 
 from contextlib import suppress
@@ -15,11 +15,11 @@ class LossyStream:
 
     def write(self, text: str) -> int:
         """Write, or do not."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush, or do not."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()

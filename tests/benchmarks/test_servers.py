@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import api_load, soak
 from server.files import DataFolder
 from tests.server.running_server import RunningServer
+
+pytestmark = pytest.mark.alone
 
 
 def test_soak_accounts_for_memory_and_files(tmp_path: Path, model_file: Path) -> None:

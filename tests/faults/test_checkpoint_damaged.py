@@ -2,8 +2,12 @@
 
 import itertools
 
+import pytest
+
 from tests.faults import processes
 from tests.faults.faulty_server import SMALL, Ending, FaultyServer
+
+pytestmark = pytest.mark.alone
 
 RESUMED = SMALL | {"num_inference_steps": 20, "checkpoint_every": 1}
 

@@ -14,6 +14,8 @@ import pytest
 from tests.faults import processes
 from tests.faults.faulty_server import LONG, FaultyServer
 
+pytestmark = pytest.mark.alone
+
 DAY_SECONDS = 24 * 3600
 CLOCK = Path(__file__).parent / "clock"
 

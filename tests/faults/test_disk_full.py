@@ -18,8 +18,12 @@ from tests.faults import processes
 from tests.faults.faulty_server import LONG, Ending, FaultyServer
 from tests.faults.rows import Row
 
+pytestmark = pytest.mark.alone
+
 FULL_BYTES = 1000  # no file that a job makes is as small
 SAVING = LONG | {"checkpoint_every": 1}
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -100,7 +104,11 @@ class ServerOnSmallDisk(FaultyServer):
         inside = ("nsenter", "--target", str(self.pid), "--user", "--mount", "--preserve-credentials")
         code = f"from tests.faults.rows import print_rows; print_rows({str(self.data_dir)!r})"
         done = subprocess.run(
-            [*inside, sys.executable, "-c", code], capture_output=True, check=True, timeout=60
+            [*inside, sys.executable, "-c", code],
+            capture_output=True,
+            check=True,
+            timeout=60,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},  # nsenter does not stay in this folder
         )
         return {job_id: Row(*values) for job_id, values in json.loads(done.stdout).items()}
 

@@ -12,6 +12,8 @@ from tests.faults import processes
 from tests.faults.faulty_server import LONG, MODEL, Ending, FaultyServer
 from tests.pipelines.broken import DAMAGED_CONTENT, DAMAGED_FILES
 
+pytestmark = pytest.mark.alone
+
 DAMAGES = {damage.name: damage for damage in (*DAMAGED_FILES, *DAMAGED_CONTENT)}
 NOT_LOADED = "model_load_failed"
 

@@ -13,6 +13,8 @@ import pytest
 from tests.faults import processes
 from tests.faults.faulty_server import Ending, FaultyServer
 
+pytestmark = pytest.mark.alone
+
 MIB = 2**20
 OUT_OF_MEMORY = Ending(status="failed", code="out_of_memory")
 # Larger than one small tile, so that there is a rung below the whole picture.

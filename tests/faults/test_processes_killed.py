@@ -13,6 +13,8 @@ from tests.faults.faulty_server import LONG, MODEL, SMALL, Ending, FaultyServer
 from tests.faults.writing import ENCODED, catch_writing
 from tests.server.running_server import free_port
 
+pytestmark = pytest.mark.alone
+
 ONCE_LOST = Ending(attempt=2, losses=1)
 GIVEN_BACK = Ending(attempt=2, losses=0)
 WORKER_TIMEOUT_SECONDS = 5

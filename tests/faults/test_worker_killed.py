@@ -8,6 +8,8 @@ from tests.faults import processes
 from tests.faults.faulty_server import LONG, SMALL, Ending, FaultyServer
 from tests.faults.writing import ENCODED, catch_writing
 
+pytestmark = pytest.mark.alone
+
 ONCE_LOST = Ending(attempt=2, losses=1)
 # As long as the API takes it, twice: the tokenizer needs some time for that.
 LONG_TEXT = {"prompt": "a red circle " * 750, "negative_prompt": "a blue square " * 700, "guidance_scale": 2}

@@ -24,3 +24,11 @@ def test_what_can_be_written_is(tmp_path: Path) -> None:
         stream.write("a line\n")
         stream.flush()
         assert path.read_text() == "a line\n"
+
+
+def test_a_closed_stream_loses_lines(tmp_path: Path) -> None:
+    file = (tmp_path / "log").open("w")
+    file.close()
+    stream = LossyStream(file)
+    assert stream.write("a line\n") == 7
+    stream.flush()

@@ -1,14 +1,9 @@
 """The kernel compiles for GPUs that are not here, within their shared memory, with pipelined gathers."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-KIB = 1024
-SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 120: 99 * KIB}  # most that one program may have
+from tests.attention.compiled import SHARED_BYTES, needs_of
+
 # Products of each of the two warp groups in a step. 64 keys of 512: scores of half the keys are 32 products
 # of 64 x 32 x 16 (twice as many if keys were not split), values 4 of 64 x 256 x 16. 32 keys of 512 and 64:
 # scores 32 and 4, values 2 and 2.
@@ -29,19 +24,7 @@ TARGETS = (
 
 @pytest.fixture(scope="module")
 def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-    }
-    run = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.compile_kernel", *TARGETS],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    return dict(zip(TARGETS, map(json.loads, run.stdout.splitlines()), strict=True))
+    return needs_of(str(__package__), TARGETS, tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,14 +1,9 @@
 """The kernel compiles for GPUs that are not here, within their shared memory, with pipelined loads."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-KIB = 1024
-SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 120: 99 * KIB}  # most that one program may have
+from tests.attention.compiled import SHARED_BYTES, needs_of
+
 TARGETS = (
     "80-64-bf16-none",
     "89-256-fp32-key0_bias",
@@ -23,19 +18,7 @@ TARGETS = (
 
 @pytest.fixture(scope="module")
 def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-    }
-    run = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.compile_kernel", *TARGETS],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    return dict(zip(TARGETS, map(json.loads, run.stdout.splitlines()), strict=True))
+    return needs_of(str(__package__), TARGETS, tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.parametrize("target", TARGETS)
