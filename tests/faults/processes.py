@@ -83,9 +83,19 @@ def go_on(pid: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, and wait until it is dead."""
+    """SIGKILL, and wait until it is dead, with all of its threads."""
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: state(pid) in "ZX", f"process {pid} is dead", 10)
+    wait_until(lambda: is_dead(pid), f"process {pid} is dead", 10)
+
+
+def is_dead(pid: int) -> bool:
+    """Whether its parent can know of its end. The first thread is a zombie while others are still ending."""
+    letter = state(pid)
+    if letter != "Z":
+        return letter == "X"
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return threads(pid) <= 1
+    return True
 
 
 def run_in_slices(pid: int, until: Callable[[], bool], what: str) -> None:
