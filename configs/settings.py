@@ -27,6 +27,8 @@ from configs.model_preset import BUNDLED_MODEL
 
 PREFIX = "REELWRIGHT_"
 _WEBHOOK_SECRET_BYTES = range(24, 65)
+# No user, password or query: settings are shown and logged.
+_STORAGE_URL = re.compile(r"((s3|s3a|gs|az|azure|abfs|abfss)://[^/@?#\s]+|file://)(/[^?#\s]*)?")
 _HOST_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_HOST_LABEL}(\.{_HOST_LABEL})*")
 
@@ -46,6 +48,15 @@ class Settings(BaseSettings):
     )
     data_dir: Path = Field(
         default=Path("data"), description="Folder of the job database and the video files; made when missing."
+    )
+    storage_url: str | None = Field(
+        default=None,
+        description="Object store of the finished files: s3://bucket/prefix, gs://..., az://... "
+        "Default: the data folder.",
+    )
+    storage_presigned_seconds: Annotated[int, Field(ge=0, le=604_800)] = Field(
+        default=0,
+        description="Downloads go to presigned links that are valid so long; 0: the server sends the files.",
     )
     model: str = Field(
         default=BUNDLED_MODEL,
@@ -152,6 +163,17 @@ class Settings(BaseSettings):
             return folder.expanduser()
         except RuntimeError as error:
             raise ValueError(f"{folder}: there is no such user") from error
+
+    @field_validator("storage_url")
+    @classmethod
+    def _bucket(cls, url: str | None) -> str | None:
+        if url is not None and not _STORAGE_URL.fullmatch(url):
+            raise ValueError(
+                f"{url!r} is not of the form s3://bucket/prefix, gs://bucket/prefix, "
+                "az://account/container/prefix or file:///folder; credentials come from variables such as "
+                "AWS_ACCESS_KEY_ID"
+            )
+        return url.rstrip("/") if url is not None else None
 
     @field_validator("device")
     @classmethod

@@ -23,11 +23,13 @@ from server.errors import (
     answer_database_error,
     answer_framework_error,
     answer_query_error,
+    answer_storage_error,
 )
 from server.methods import HeadMiddleware
 from server.request_context import RequestContextMiddleware
 from server.routes import content, estimate, events, health, manifest, models, root, stats, videos
 from server.services import Services
+from server.storage.store import StorageError
 from server.submission_body import UPLOAD_PATHS, submission_schemas
 from server.version import package_version
 
@@ -50,6 +52,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_exception_handler(ApiError, answer_api_error)
     app.add_exception_handler(HTTPException, answer_framework_error)
     app.add_exception_handler(sqlite3.OperationalError, answer_database_error)
+    app.add_exception_handler(StorageError, answer_storage_error)
     app.add_exception_handler(RequestValidationError, answer_query_error)
     # The last one added is the outermost.
     app.add_middleware(HeadMiddleware, routes=app.routes)

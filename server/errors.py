@@ -104,6 +104,13 @@ async def answer_database_error(request: Request, error: Exception) -> JSONRespo
     return ApiError(503, "database_unavailable", message, headers={"Retry-After": "10"}).response()
 
 
+async def answer_storage_error(request: Request, error: Exception) -> JSONResponse:
+    """Exception handler of an object store that cannot be used now."""
+    logs.get_logger().error("storage_error", message=str(error))
+    message = "the store of the video files cannot be used now"  # its own words may name bucket and host
+    return ApiError(503, "storage_unavailable", message, headers={"Retry-After": "10"}).response()
+
+
 async def answer_query_error(request: Request, error: Exception) -> JSONResponse:
     """Exception handler of FastAPI's validation of query parameters."""
     assert isinstance(error, RequestValidationError)

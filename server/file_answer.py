@@ -1,45 +1,45 @@
 """A file as an answer: whole or in part, or not again.
 
-Knows: paths, ETags and ranges. Does not know: jobs.
+Knows: ETags, ranges and redirects to a store's own links. Does not know: jobs, or where files lie.
 """
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from email.utils import formatdate
-from pathlib import Path
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from server.byte_ranges import ByteRange, RangeNotSatisfiableError, matches_etag, requested_range
 from server.errors import ApiError
-
-CHUNK_BYTES = 256 * 1024
+from server.storage.keys import ObjectKey
+from server.storage.store import VideoStore
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file that never changes under its name. ``name`` is what a browser saves it as."""
 
-    path: Path
+    key: ObjectKey
     bytes: int
     sha256: str
     content_type: str
     name: str
     modified_at: float
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it lies on the disk as it was written."""
-        try:
-            return self.path.stat().st_size == self.bytes
-        except OSError:
-            return False
 
+async def answer_with(request: Request, file: StoredFile, store: VideoStore) -> Response:
+    """200, 206 or 304 to GET or HEAD. ETag is the file's SHA-256.
 
-def answer_with(request: Request, file: StoredFile) -> Response:
-    """200, 206 or 304 to GET or HEAD. ETag is the file's SHA-256. Raises ApiError: 416."""
+    A GET is answered with 307 if the store gives links, but with If-Range: the store has ETags of its own.
+
+    Raises:
+        ApiError: 410 the file is gone, or not whole; 416.
+        StorageError: the store cannot be asked.
+    """
+    if await store.size(file.key) != file.bytes:
+        raise ApiError(
+            410, "file_missing", f"{file.name} is not in the server's storage any more, or not whole"
+        )
     etag, last_modified = f'"{file.sha256}"', formatdate(file.modified_at, usegmt=True)
     headers = {
         "Accept-Ranges": "bytes",
@@ -55,24 +55,21 @@ def answer_with(request: Request, file: StoredFile) -> Response:
     except RangeNotSatisfiableError as error:
         unsatisfied = {"Content-Range": f"bytes */{file.bytes}"}
         raise ApiError(416, "range_not_satisfiable", str(error), headers=unsatisfied) from error
-    return _send(file, part, headers, is_head=request.method == "HEAD")
+    is_get = request.method == "GET"
+    if is_get and "if-range" not in request.headers and (link := await store.link(file.key)):
+        return Response(status_code=307, headers={"Location": link, "Cache-Control": "no-store"})
+    return _send(file, part, headers, store if is_get else None)
 
 
-def _send(file: StoredFile, part: ByteRange | None, headers: dict[str, str], *, is_head: bool) -> Response:
+def _send(
+    file: StoredFile, part: ByteRange | None, headers: dict[str, str], store: VideoStore | None
+) -> Response:
+    """Without a store: the headers alone."""
     sent = part or ByteRange(0, file.bytes)
     headers |= {"Content-Length": str(sent.stop - sent.start)}
     if part is not None:
         headers |= {"Content-Range": f"bytes {part.start}-{part.stop - 1}/{file.bytes}"}
     status = 200 if part is None else 206
-    if is_head:
+    if store is None:
         return Response(status_code=status, headers=headers, media_type=file.content_type)
-    return StreamingResponse(_read(file.path, sent), status, headers, media_type=file.content_type)
-
-
-async def _read(path: Path, part: ByteRange) -> AsyncIterator[bytes]:
-    async with await anyio.open_file(path, "rb") as file:
-        await file.seek(part.start)
-        left = part.stop - part.start
-        while left > 0 and (chunk := await file.read(min(CHUNK_BYTES, left))):
-            left -= len(chunk)
-            yield chunk
+    return StreamingResponse(store.read(file.key, sent), status, headers, media_type=file.content_type)

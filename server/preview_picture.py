@@ -1,24 +1,21 @@
-"""The newest picture of a running job, as it lies in the data folder.
+"""The newest picture of a running job, as it lies in the store.
 
 Knows: that it comes and goes while it is looked at. Does not know: how it is made (pipelines/previews.py).
 """
 
 import base64
 
-from server.files import DataFolder
 from server.job import Job
+from server.storage.store import VideoStore
 
 CONTENT_TYPE = "image/jpeg"
 
 
-def read_preview(files: DataFolder, job: Job) -> bytes | None:
+async def read_preview(store: VideoStore, job: Job) -> bytes | None:
     """The JPEG, or None: there is none yet, or the job has just ended."""
     if job.is_final or job.preview_step == 0:
         return None
-    try:
-        return files.preview(job.id).read_bytes()
-    except OSError:
-        return None
+    return await store.preview(job.id, job.attempt)
 
 
 def data_url(jpeg: bytes) -> str:

@@ -21,6 +21,8 @@ from server.jobs import JobTable, QueueLimits
 from server.metrics import JobCollector
 from server.present import Presenter
 from server.snapshots import Snapshots
+from server.storage.opening import open_store
+from server.storage.store import VideoStore
 from server.supervisor_handle import SupervisorHandle
 from server.webhook_table import WebhookTable
 from server.webhooks.deliveries import Deliveries
@@ -38,7 +40,7 @@ class Services:
     settings: Settings
     preset: ModelPreset
     attention: AttentionConfig
-    files: DataFolder
+    store: VideoStore
     database: Database
     supervisor: SupervisorHandle
     jobs: JobTable
@@ -75,7 +77,7 @@ def build_services(
         settings=settings,
         preset=preset,
         attention=attention,
-        files=files,
+        store=open_store(settings, files),
         database=database,
         supervisor=supervisor,
         jobs=jobs,

@@ -59,18 +59,18 @@ async def _follow(services: Services, video_id: str, seen: int | None) -> AsyncI
         if now.job.is_final:
             yield _event(now.job.status, now.video, now.job.version)
             return
-        preview = _new_preview(services, shown, now) if name is not None else None
+        preview = await _new_preview(services, shown, now) if name is not None else None
         if preview is not None:
             yield _event("preview", preview, now.job.version)
         shown = now
         await _wait(change)
 
 
-def _new_preview(services: Services, shown: Snapshot | None, now: Snapshot) -> VideoPreview | None:
+async def _new_preview(services: Services, shown: Snapshot | None, now: Snapshot) -> VideoPreview | None:
     step = now.job.preview_step
     if shown is not None and (shown.job.attempt, shown.job.preview_step) == (now.job.attempt, step):
         return None
-    jpeg = read_preview(services.files, now.job)
+    jpeg = await read_preview(services.store, now.job)
     return None if jpeg is None else VideoPreview(id=now.job.id, step=step, data_url=data_url(jpeg))
 
 

@@ -85,7 +85,7 @@ def cancel_video(video_id: str, response: Response, services: ServicesParam, own
     if job is None:
         raise ApiError.video_not_found(video_id)
     if job.status == "cancelled":  # no worker has it any more; an earlier attempt may have left a checkpoint
-        services.files.remove(video_id)
+        services.store.remove(video_id)
     services.supervisor.wake()
     response.status_code = 200 if job.is_final else 202
     return _present(services, job, response)
@@ -96,7 +96,7 @@ def delete_video(video_id: str, services: ServicesParam, owner: OwnerParam) -> V
     """Delete a job and its file; a running one is stopped."""
     if services.jobs.delete(video_id, owner) is None:
         raise ApiError.video_not_found(video_id)
-    services.files.remove(video_id)
+    services.store.remove(video_id)
     services.supervisor.wake()
     return VideoDeleted(id=video_id)
 
