@@ -61,7 +61,12 @@ def make_clip(loaded: LoadedPipeline, params: JobParameters, weights: str, path:
 
 def read_frames(path: Path, result: JobResult) -> NDArray[np.uint8]:
     """All frames of the finished MP4 [F, H, W, 3], as a player shows them."""
+    return decode_frames(path, result.file.height, result.file.width)
+
+
+def decode_frames(path: Path, height: int, width: int) -> NDArray[np.uint8]:
+    """The same of any MP4 of that size."""
     ffmpeg = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path)]
     command = [*ffmpeg, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     raw = subprocess.run(command, capture_output=True, check=True).stdout
-    return np.frombuffer(raw, np.uint8).reshape(-1, result.file.height, result.file.width, 3)
+    return np.frombuffer(raw, np.uint8).reshape(-1, height, width, 3)

@@ -68,23 +68,31 @@ def _device(name: str) -> torch.device:
 
 
 def faster_on_cpu(work: Callable[[torch.dtype], Callable[[], torch.Tensor]]) -> torch.dtype:
-    """bfloat16 if ``work(bfloat16)`` is clearly faster than ``work(float32)``, else float32."""
-    plain, short = _best_seconds(work(torch.float32)), _best_seconds(work(torch.bfloat16))
-    return torch.bfloat16 if plain > CLEARLY_FASTER * short else torch.float32
+    """bfloat16 if ``work(bfloat16)`` is clearly faster than ``work(float32)``, else float32.
+
+    On one thread, since on a busy machine threads that wait for each other hide what they compute; and in
+    turn, so that both meet the same load.
+    """
+    plain, short = work(torch.float32), work(torch.bfloat16)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        plain(), short()
+        rounds = [(_seconds(plain), _seconds(short)) for _ in range(REPEATS)]
+    finally:
+        torch.set_num_threads(threads)
+    best_plain, best_short = (min(seconds) for seconds in zip(*rounds, strict=True))
+    return torch.bfloat16 if best_plain > CLEARLY_FASTER * best_short else torch.float32
 
 
-def _best_seconds(work: Callable[[], torch.Tensor]) -> float:
+def _seconds(work: Callable[[], torch.Tensor]) -> float:
+    start = time.perf_counter()
     work()
-    best = float("inf")
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
+    return time.perf_counter() - start
 
 
 def _matrix_product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    rows, weight = torch.ones(1024, 256, dtype=dtype), torch.ones(1024, 256, dtype=dtype)
+    rows, weight = torch.ones(2048, 256, dtype=dtype), torch.ones(1024, 256, dtype=dtype)
     return lambda: F.linear(rows, weight)
 
 
