@@ -68,6 +68,8 @@ def load_pipeline(preset: ModelPreset, *, device: str = "auto", dtype: str = "au
         pipe = _load(folder, family, precision)
         _check_fit(pipe, family, preset)
         pipe.to(precision.device)
+        if precision.device.type == "cpu":
+            _channels_last(pipe.vae)
     return LoadedPipeline(
         pipe=pipe,
         family=family,
@@ -131,6 +133,13 @@ def _load(folder: Path, family: Family, precision: Precision) -> Pipeline:
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _channels_last(vae: torch.nn.Module) -> None:
+    """The layout that a CPU convolves fastest in; it changes no shape and no value."""
+    for module in vae.modules():
+        if isinstance(module, torch.nn.Conv3d):
+            module.to(memory_format=torch.channels_last_3d)
 
 
 def _load_part(folder: Path, name: str, library: Any, classes: dict[str, str]) -> Any:
