@@ -88,11 +88,17 @@ class DataFolder:
 
     def discard(self, job_id: str) -> None:
         """Remove what an attempt left, whole or half, but not the checkpoint. Nobody may write there."""
-        self._keep_only(job_id, {self.checkpoint(job_id)})
+        self.keep_only(job_id, {self.checkpoint(job_id)})
+
+    def discard_attempt(self, job_id: str, attempt: int, *, kept: Path) -> None:
+        """Remove what one attempt left, whole or half, but for one file. It may write there no more."""
+        beginnings = (f"{attempt}.", f".{attempt}.")
+        others = {path for path in self.entries(job_id) if not path.name.startswith(beginnings)}
+        self.keep_only(job_id, others | {kept})
 
     def finish(self, job_id: str, attempt: int) -> None:
         """Remove all but a completed attempt's files."""
-        self._keep_only(job_id, self._results(job_id, attempt))
+        self.keep_only(job_id, self._results(job_id, attempt))
 
     def remove(self, job_id: str) -> None:
         """Remove everything of a job. A worker that still writes there is cleaned up after when it stops."""
@@ -108,12 +114,20 @@ class DataFolder:
         """
         known = {path for job in completed_attempts.items() for path in self._results(*job)}
         known |= {self.checkpoint(job_id) for job_id in resumable}
-        named = (path for path in _entries(self.videos) if re.fullmatch(JOB_ID_PATTERN, path.name))
-        folders = [path for path in named if path.is_dir() and not path.is_symlink()]
-        return [path for folder in folders for path in _remove_strangers(folder, known)]
+        return [path for job_id in self.job_ids() for path in self.keep_only(job_id, known)]
 
-    def _keep_only(self, job_id: str, known: Collection[Path]) -> None:
-        _remove_strangers(self.videos / job_id, known)
+    def job_ids(self) -> list[str]:
+        """The jobs that have a folder."""
+        named = (path for path in _entries(self.videos) if re.fullmatch(JOB_ID_PATTERN, path.name))
+        return [path.name for path in named if path.is_dir() and not path.is_symlink()]
+
+    def entries(self, job_id: str) -> list[Path]:
+        """What lies in a job's folder."""
+        return _entries(self.videos / job_id)
+
+    def keep_only(self, job_id: str, known: Collection[Path]) -> list[Path]:
+        """Remove a job's other files, and its folder when it is empty; returns what was removed."""
+        return _remove_strangers(self.videos / job_id, known)
 
     def _results(self, job_id: str, attempt: int) -> set[Path]:
         return {

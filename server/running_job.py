@@ -1,6 +1,6 @@
 """A job in the worker's hands: what the worker says becomes rows and files.
 
-Knows: one claim, the worker's pipe, the job table and the data folder. Does not know: which job comes next,
+Knows: one claim, the worker's pipe, the job table and the job's files. Does not know: which job comes next,
 or what to do about a dead worker.
 """
 
@@ -12,6 +12,7 @@ from configs.job import (
     CheckpointSaved,
     DeviceReleased,
     JobFinished,
+    JobPaths,
     JobResult,
     PreviewReady,
     Stage,
@@ -21,10 +22,17 @@ from configs.job import (
 )
 from server import logs, progress
 from server.claims import Claim, ClaimLostError, ClaimTable
-from server.files import DataFolder
 from server.job import Job, JobError
 from server.jobs import JobTable
 from server.protocol import CancelJob, JobFailed, JobMessage, JobProgressed, JobStopped, RunJob
+from server.storage.job_files import (
+    CheckpointFetched,
+    FilesLost,
+    FilesStored,
+    JobFiles,
+    PreviewStored,
+    StorageMessage,
+)
 from server.worker_handle import WorkerHandle
 
 # A job stops within a network block or a frame; one that does not stop is ended with its worker.
@@ -37,16 +45,22 @@ class JobStores:
 
     claims: ClaimTable
     jobs: JobTable
-    files: DataFolder
+    files: JobFiles
 
 
 class RunningJob:
-    """One attempt. ``holds_device`` turns false when the next job may start, ``has_ended`` at its end."""
+    """One attempt. ``holds_device`` turns false when the next job may start, ``has_ended`` at its end.
 
-    def __init__(self, job: Job, worker: WorkerHandle, stores: JobStores) -> None:
+    Between the worker's last word and the end, the job ``is_storing`` if its files go to another place.
+    """
+
+    def __init__(self, job: Job, worker: WorkerHandle | None, stores: JobStores) -> None:
+        """Without a worker: to be resumed, not started."""
         self.claim = Claim(job.id, job.attempt)
         self.holds_device = True
         self.has_ended = False
+        self.is_storing = False
+        self._is_at_worker = False
         self._stage: Stage | None = None
         self._job = job
         self._worker = worker
@@ -92,11 +106,23 @@ class RunningJob:
             negative_prompt=self._job.parameters.negative_prompt,
         )
         try:
-            paths = self._files.prepare(self.claim.job_id, self.claim.attempt)
+            paths = self._files.prepare(self._job)
         except OSError as error:
             self.handle(self._failed(f"the data folder: {error}"))
             return
-        self._worker.send(RunJob(self.claim, self._job.parameters, paths))
+        if paths is not None:
+            self._hand_over(paths)
+
+    def resume(self, result: JobResult) -> None:
+        """Go on where an earlier supervisor ended: the files are finished, and not all in their place."""
+        self.holds_device = False
+        self._log.info("job_store_resumed")
+        try:
+            self._complete(result)
+        except ClaimLostError:
+            self._cancel()
+        if not self.is_storing:
+            self._end()
 
     def check(self) -> None:
         """Stop the worker on a cancel, the job's deletion or its deadline."""
@@ -119,8 +145,25 @@ class RunningJob:
             self._record(message)
         except ClaimLostError:
             self._cancel()
-        if is_last:
+        if is_last and not self.is_storing:
             self._end()
+
+    def handle_storage(self, message: StorageMessage) -> None:
+        """Act on what became of the job's files."""
+        try:
+            match message:
+                case CheckpointFetched(paths=paths):
+                    self._hand_over(paths)
+                case PreviewStored(step=step):
+                    self._claims.set_preview(self.claim, step)
+                case FilesStored(result=result):
+                    self._stored(result)
+                    self._end()
+                case FilesLost(message=reason):
+                    self._record(self._failed(f"the finished file cannot be stored: {reason}"))
+                    self._end()
+        except ClaimLostError:
+            self._cancel()
 
     def worker_died(self, cause: str, *, is_to_blame: bool) -> None:
         """The attempt is lost; the job runs again or fails."""
@@ -128,7 +171,7 @@ class RunningJob:
         with suppress(ClaimLostError):
             if self._is_over():
                 self._claims.fail(self.claim, self._late_error())
-            elif is_to_blame:
+            elif is_to_blame and self._is_at_worker:
                 self._claims.lose(self.claim, cause)
             else:
                 self._claims.requeue(self.claim)
@@ -152,6 +195,7 @@ class RunningJob:
                 self._finish_step(step)
             case JobProgressed(event=CheckpointSaved(step, size)):
                 self._claims.set_checkpoint(self.claim, step)
+                self._files.save_checkpoint(self.claim)
                 self._log.debug("checkpoint_saved", step=step, bytes=size)
             case JobProgressed(event=PreviewReady(step, jpeg)):
                 self._show(step, jpeg)
@@ -170,19 +214,29 @@ class RunningJob:
 
     def _show(self, step: int, jpeg: bytes) -> None:
         try:
-            self._files.write_preview(self.claim.job_id, jpeg)
+            is_shown = self._files.show(self.claim, step, jpeg)
         except OSError as error:  # the job was deleted, or the disk is full: a preview is not worth a job
             self._log.warning("preview_not_written", step=step, message=str(error))
             return
-        self._claims.set_preview(self.claim, step)
+        if is_shown:
+            self._claims.set_preview(self.claim, step)
 
     def _complete(self, result: JobResult) -> None:
         self._claims.enter_stage(self.claim, "store", progress.at_stage("store"))
         try:
-            self._files.sync(self.claim.job_id)
+            is_stored = self._files.publish(self.claim, result)
         except OSError as error:  # also when it was deleted just now: then the write finds the claim lost
             self._record(self._failed(f"the finished file cannot be stored: {error}"))
             return
+        if is_stored:
+            self._stored(result)
+            return
+        self.is_storing = True
+        self._is_at_worker = False
+        if self._cancelled_at is not None:
+            self._end_at_once()
+
+    def _stored(self, result: JobResult) -> None:
         self._claims.complete(self.claim, result)
         self._log.info(
             "job_completed", seconds=round(result.metrics.total_seconds, 3), bytes=result.file.bytes
@@ -213,10 +267,26 @@ class RunningJob:
         if self._cancelled_at is None:
             self._cancelled_at = time.monotonic()
             self._log.info("job_cancelling", deadline_exceeded=self._is_late)
-            self._worker.send(CancelJob(self.claim))
+            if self._is_at_worker and self._worker is not None:
+                self._worker.send(CancelJob(self.claim))
+            else:
+                self._end_at_once()
+
+    def _end_at_once(self) -> None:
+        # Only files are on their way: nobody has to stop first, and what comes late finds the claim gone.
+        with suppress(ClaimLostError):
+            self._stopped()
+        self._end()
+
+    def _hand_over(self, paths: JobPaths) -> None:
+        assert self._worker is not None
+        self._is_at_worker = True
+        self._worker.send(RunJob(self.claim, self._job.parameters, paths))
 
     def _end(self) -> None:
         # The files follow the row, whatever made it what it is.
+        if self.has_ended:
+            return
         self.has_ended = True
         self.holds_device = False
         job_id = self.claim.job_id
@@ -224,6 +294,6 @@ class RunningJob:
         if job is None or job.status in {"failed", "cancelled"}:
             self._files.remove(job_id)
         elif job.status == "completed":
-            self._files.finish(job_id, job.attempt)
+            self._files.finish(self.claim, job.attempt)
         else:
-            self._files.discard(job_id)
+            self._files.discard(self.claim)

@@ -1,12 +1,14 @@
 """The jobs in one worker's hands: one on the device, and one before it that still writes its files.
 
 Knows: when the worker can take another job, and which job a message is about. Does not know: the queue,
-or the worker's life.
+or the worker's life. Jobs whose finished files are on their way to an object store are the worker's no more.
 """
 
+from server.claims import Claim
 from server.job import Job
 from server.protocol import JobMessage
 from server.running_job import JobStores, RunningJob
+from server.storage.job_files import StorageMessage
 from server.worker_handle import WorkerHandle
 
 MOST_JOBS = 2
@@ -18,11 +20,17 @@ class Slot:
     def __init__(self, stores: JobStores) -> None:
         self._stores = stores
         self._held: list[RunningJob] = []
+        self._storing: list[RunningJob] = []
 
     @property
     def is_empty(self) -> bool:
         """Whether the worker has nothing to do."""
         return not self._held
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether finished files are on their way."""
+        return bool(self._storing)
 
     @property
     def holds_device(self) -> bool:
@@ -47,15 +55,27 @@ class Slot:
         running.start()
         self._forget_ended()
 
+    def resume(self, job: Job) -> bool:
+        """Publish what an earlier supervisor had finished. Returns whether it had finished this job."""
+        result = self._stores.files.finished(Claim(job.id, job.attempt))
+        if result is None:
+            return False
+        running = RunningJob(job, None, self._stores)
+        self._storing.append(running)
+        running.resume(result)
+        self._forget_ended()
+        return True
+
     def check(self) -> RunningJob | None:
         """Pass on cancels and deadlines. Returns a job that should have stopped long ago."""
-        for job in self._held:
+        for job in [*self._held, *self._storing]:
             job.check()
+        self._forget_ended()
         return next((job for job in self._held if job.is_stuck), None)
 
     def seconds_to_deadline(self) -> float:
         """Until ``check`` must be called again."""
-        found = (job.seconds_to_deadline() for job in self._held)
+        found = (job.seconds_to_deadline() for job in [*self._held, *self._storing])
         return min((seconds for seconds in found if seconds is not None), default=float("inf"))
 
     def handle(self, message: JobMessage) -> bool:
@@ -64,6 +84,13 @@ class Slot:
             if job.claim == message.claim:
                 job.handle(message)
         return self._forget_ended()
+
+    def handle_storage(self, message: StorageMessage) -> None:
+        """Act on what became of a job's files; nothing, if the job is over."""
+        for job in [*self._held, *self._storing]:
+            if job.claim == message.claim:
+                job.handle_storage(message)
+        self._forget_ended()
 
     def worker_died(self, cause: str, guilty: RunningJob | None) -> None:
         """Every attempt is lost. None guilty: nobody knows which of them it was."""
@@ -79,5 +106,7 @@ class Slot:
 
     def _forget_ended(self) -> bool:
         before = len(self._held)
-        self._held = [job for job in self._held if not job.has_ended]
+        going_on = [job for job in [*self._held, *self._storing] if not job.has_ended]
+        self._held = [job for job in going_on if not job.is_storing]
+        self._storing = [job for job in going_on if job.is_storing]
         return len(self._held) < before

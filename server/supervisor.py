@@ -1,6 +1,6 @@
 """The supervisor process: claims jobs for one worker process, and deals with that worker's death.
 
-Knows: the job table, the data folder and the worker's pipe. Does not know: torch, HTTP.
+Knows: the job table, the jobs' files and the worker's pipe. Does not know: torch, HTTP.
 It is one loop in one thread: wait for a message, a death or a deadline; act; write to the table. Waits are
 measured on the monotonic clock: nothing happens because somebody sets the wall clock, but that jobs expire.
 """
@@ -35,6 +35,7 @@ from server.protocol import (
 )
 from server.running_job import CANCEL_GRACE_SECONDS, JobStores, RunningJob
 from server.slot import Slot
+from server.storage.opening import open_job_files
 from server.worker_handle import WorkerHandle
 from server.worker_process import WorkerStart
 from server.worker_reporter import WorkerReporter
@@ -75,9 +76,10 @@ class Supervisor:
 
     def __init__(self, start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:
         settings = start.settings
-        self._files = DataFolder(settings.data_dir)
-        database = Database(self._files.database)
+        folder = DataFolder(settings.data_dir)
+        database = Database(folder.database)
         self._jobs = JobTable(database)
+        self._files = open_job_files(settings, folder, self._jobs)
         self._claims = ClaimTable(database, settings.retention_seconds)
         self._reporter = WorkerReporter(database, start.preset.name)
         self._model = start.preset.name
@@ -110,6 +112,7 @@ class Supervisor:
                 self._worker.stop()
         self._slot.give_back()
         self._reporter.stopped()
+        self._files.close()
 
     def _loop(self) -> None:
         while not self._is_done():
@@ -117,12 +120,18 @@ class Supervisor:
             if self._api in wait(self._sources(), self._seconds_to_wait()):
                 self._listen_to_api()
             self._listen_to_worker()
+            for message in self._files.messages():
+                self._slot.handle_storage(message)
 
     def _recover(self) -> None:
         # The lock says that nobody else works here: what is in progress was left by a killed server.
+        resumed = set()
         for job in self._jobs.running():
-            self._log.warning("job_orphaned", job=job.id, attempt=job.attempt)
             claim = Claim(job.id, job.attempt)
+            if self._slot.resume(job):
+                resumed.add(claim)
+                continue
+            self._log.warning("job_orphaned", job=job.id, attempt=job.attempt)
             with suppress(ClaimLostError):  # deleted just now
                 if self._follows_database_error:
                     self._claims.requeue(claim)
@@ -130,9 +139,7 @@ class Supervisor:
                     self._claims.lose(claim, "the server was killed")
         self._sweep()
         counts = self._jobs.counts()
-        waiting = {job_id for model in counts for job_id in self._jobs.queue(model)}
-        for path in self._files.remove_unknown(self._jobs.completed_attempts(), waiting):
-            self._log.info("file_removed", path=str(path))
+        self._files.tidy(resumed)
         for model, found in counts.items():
             if model != self._model and found.queued:
                 self._log.warning("jobs_wait_for_other_model", model=model, queued=found.queued)
@@ -142,10 +149,11 @@ class Supervisor:
             return True
         if self._drain_until is None:
             return False
-        return self._slot.is_empty or time.monotonic() >= self._drain_until
+        return (self._slot.is_empty and not self._slot.is_storing) or time.monotonic() >= self._drain_until
 
     def _sources(self) -> list["Connection[Any, Any] | int"]:
-        return [self._api, *(self._worker.sources() if self._worker else [])]
+        worker = self._worker.sources() if self._worker else []
+        return [self._api, *worker, *self._files.sources()]
 
     def _seconds_to_wait(self) -> float:
         now = time.monotonic()
@@ -173,7 +181,8 @@ class Supervisor:
             self._feed(self._worker)
 
     def _takes_jobs(self) -> bool:
-        return self._reporter.state == "ready" and self._drain_until is None and not self._is_broken
+        may_take = self._drain_until is None and not self._is_broken and not self._files.is_full
+        return self._reporter.state == "ready" and may_take
 
     def _feed(self, worker: WorkerHandle) -> None:
         if self._slot.is_open:

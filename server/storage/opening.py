@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from configs.settings import Settings, SettingsError, variable_name
 from server.files import DataFolder
+from server.jobs import JobTable
+from server.storage.job_files import JobFiles
 from server.storage.local import LocalStore
+from server.storage.local_files import LocalJobFiles
 from server.storage.store import VideoStore
 
 if TYPE_CHECKING:
@@ -42,6 +45,16 @@ def open_store(settings: Settings, folder: DataFolder) -> VideoStore:
             )
         return LocalStore(folder)
     return open_objects(settings.storage_url, settings.storage_presigned_seconds)
+
+
+def open_job_files(settings: Settings, folder: DataFolder, jobs: JobTable) -> JobFiles:
+    """A supervisor's files; with an object store, ``folder`` is its scratch folder. Raises SettingsError."""
+    if settings.storage_url is None:
+        return LocalJobFiles(folder, jobs)
+    store = open_objects(settings.storage_url, settings.storage_presigned_seconds)
+    from server.storage.object_files import ObjectJobFiles  # needs the extra
+
+    return ObjectJobFiles(folder, store, jobs)
 
 
 def open_objects(url: str, link_seconds: int) -> "ObjectVideoStore":
