@@ -11,6 +11,7 @@ import re
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, FiniteFloat, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -57,6 +58,11 @@ class Settings(BaseSettings):
     storage_presigned_seconds: Annotated[int, Field(ge=0, le=604_800)] = Field(
         default=0,
         description="Downloads go to presigned links that are valid so long; 0: the server sends the files.",
+    )
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="PostgreSQL database of the jobs: postgresql://user:password@host/name. "
+        "Default: an SQLite file in the data folder.",
     )
     model: str = Field(
         default=BUNDLED_MODEL,
@@ -174,6 +180,23 @@ class Settings(BaseSettings):
                 "AWS_ACCESS_KEY_ID"
             )
         return url.rstrip("/") if url is not None else None
+
+    @field_validator("database_url")
+    @classmethod
+    def _postgresql_url(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url.get_secret_value())
+            _ = parts.port
+        except ValueError as error:
+            raise ValueError("is no URL: special characters of a password are written as %xx") from error
+        if parts.scheme not in {"postgresql", "postgres"} or "://" not in url.get_secret_value():
+            raise ValueError(
+                f"has the scheme {parts.scheme!r}, and only postgresql://user:password@host:port/name "
+                "is known; without it the jobs are kept in an SQLite file of the data folder"
+            )
+        return url
 
     @field_validator("device")
     @classmethod

@@ -4,7 +4,6 @@ Knows: which routers, layers and error handlers there are, and what starts and e
 Does not know: what any of them does. Nothing here imports torch.
 """
 
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from server.auth import AuthMiddleware
 from server.body_limit import BodyLimitMiddleware
+from server.database import DatabaseUnavailableError
 from server.errors import (
     ApiError,
     ErrorBody,
@@ -51,7 +51,7 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(module.router)
     app.add_exception_handler(ApiError, answer_api_error)
     app.add_exception_handler(HTTPException, answer_framework_error)
-    app.add_exception_handler(sqlite3.OperationalError, answer_database_error)
+    app.add_exception_handler(DatabaseUnavailableError, answer_database_error)
     app.add_exception_handler(StorageError, answer_storage_error)
     app.add_exception_handler(RequestValidationError, answer_query_error)
     # The last one added is the outermost.

@@ -4,17 +4,18 @@ Knows: the fence. Every write names the job's attempt, and ClaimLostError is rai
 longer this attempt's. Does not know: processes, tensors, HTTP.
 """
 
-import sqlite3
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from configs.job import JobResult, Stage
 from server import observations
 from server.clip_cost import attended_share, transformer_passes
-from server.database import Database, read_statements
+from server.database import Connection, Database, Row, Values, read_statements
 from server.ending import expires_at, record_end
 from server.job import Job, JobError
 from server.observations import observe, set_gauge
+from server.workers import LOCAL_SLOT, LOST_AFTER_SECONDS
 
 _SQL = read_statements("jobs.sql")
 
@@ -34,27 +35,33 @@ class Claim:
 
 
 class ClaimTable:
-    """Claims on jobs. Every method is one transaction; when it returns, the change is on disk."""
+    """Claims of one worker slot. Every method is one transaction; when it returns, the change is on disk."""
 
-    def __init__(self, database: Database, retention_seconds: float | None = None) -> None:
+    def __init__(
+        self, database: Database, retention_seconds: float | None = None, worker: str = LOCAL_SLOT
+    ) -> None:
         self._database = database
         self._retention_seconds = retention_seconds
+        self._worker = worker
 
     def claim(self, model: str) -> Job | None:
         """Take the queued job of a model whose turn it is (highest priority, then oldest), or None."""
-        now = time.time()
         with self._database.write() as connection:
-            row = connection.execute(_SQL["claim"], {"model": model, "now": now}).fetchone()
-            if row is None:
-                return None
-            if row["attempt"] == 1:
-                observe(connection, observations.QUEUE_WAIT, now - row["created_at"], row["model"])
-        return Job.from_row(row)
+            while job_id := connection.queue.take(model, self._worker):
+                now = connection.now()
+                row = connection.one(_SQL["claim"], {"id": job_id, "now": now, "worker": self._worker})
+                if row is None:  # somebody changed the queue's tables by hand
+                    connection.queue.remove(job_id)
+                    continue
+                if row["attempt"] == 1:
+                    observe(connection, observations.QUEUE_WAIT, now - row["created_at"], row["model"])
+                return Job.from_row(row)
+        return None
 
     def peek(self, model: str) -> Job | None:
         """The job that ``claim`` would take now; nothing is taken, and another one may be taken later."""
         with self._database.read() as connection:
-            row = connection.execute(_SQL["peek"], {"model": model}).fetchone()
+            row = connection.one(_SQL["peek"], {"model": model})
         return Job.from_row(row) if row else None
 
     def held(self, claim: Claim) -> Job:
@@ -94,31 +101,59 @@ class ClaimTable:
 
     def complete(self, claim: Claim, result: JobResult) -> None:
         """The file lies in its place. Raises ClaimLostError."""
-        with self._database.write() as connection:
+        with self._held_row(claim) as connection:
             job = self._end(connection, "complete", claim, result=result.model_dump_json())
             _observe_result(connection, job, result)
 
     def fail(self, claim: Claim, error: JobError) -> None:
         """The job ended without a video. Raises ClaimLostError."""
-        with self._database.write() as connection:
+        with self._held_row(claim) as connection:
             self._end(connection, "fail", claim, error=error.to_json())
 
     def finish_cancel(self, claim: Claim) -> None:
         """The worker has stopped as asked. Raises ClaimLostError."""
-        with self._database.write() as connection:
+        with self._held_row(claim) as connection:
             self._end(connection, "finish_cancel", claim)
 
     def requeue(self, claim: Claim) -> None:
         """Give the job back through no fault of its own; its checkpoint stays. Raises ClaimLostError."""
-        with self._database.write() as connection:
+        with self._held_row(claim) as connection:
             self._give_back(connection, claim, loss=0, reason="")
 
     def lose(self, claim: Claim, reason: str) -> None:
         """The worker died: queue the job again, fail it the second time. Raises ClaimLostError."""
-        with self._database.write() as connection:
+        with self._held_row(claim) as connection:
             self._give_back(connection, claim, loss=1, reason=reason)
 
-    def _give_back(self, connection: sqlite3.Connection, claim: Claim, *, loss: int, reason: str) -> None:
+    def reap(self, lost_after_seconds: float = LOST_AFTER_SECONDS) -> list[Claim]:
+        """Lose the claims of every worker that gave no sign of life for so long, by the database's clock.
+
+        Several reapers may run at once: each claim is lost by one of them, and not at all if its worker came
+        back meanwhile. Returns those that this call has lost.
+        """
+        with self._database.read() as connection:
+            found = _lost(connection, lost_after_seconds, None)
+        lost = [claim for claim in found if self._reap(claim, lost_after_seconds)]
+        with self._database.write() as connection:
+            connection.queue.tidy(lost_after_seconds)
+        return lost
+
+    def _reap(self, claim: Claim, lost_after_seconds: float) -> bool:
+        with suppress(ClaimLostError), self._held_row(claim) as connection:
+            if claim in _lost(connection, lost_after_seconds, claim.job_id):
+                reason = f"its supervisor gave no sign of life for {lost_after_seconds:g} seconds"
+                self._give_back(connection, claim, loss=1, reason=reason)
+                return True
+        return False
+
+    @contextmanager
+    def _held_row(self, claim: Claim) -> Iterator[Connection]:
+        """A transaction that may end the claim or give it back."""
+        with self._database.write() as connection:
+            connection.queue.hold(claim.job_id)
+            yield connection
+
+    def _give_back(self, connection: Connection, claim: Claim, *, loss: int, reason: str) -> None:
         row = _fenced(connection, "held", claim)
         if row["cancel_requested"]:
             self._end(connection, "finish_cancel", claim)
@@ -127,29 +162,33 @@ class ClaimTable:
             self._end(connection, "fail", claim, error=JobError("worker_lost", message, True).to_json())
         else:
             _fenced(connection, "requeue", claim, loss=loss)
+            connection.queue.put_back(claim.job_id, row["model"], row["priority"])
 
-    def _end(self, connection: sqlite3.Connection, statement: str, claim: Claim, **values: str) -> Job:
-        now = time.time()
+    def _end(self, connection: Connection, statement: str, claim: Claim, **values: str) -> Job:
+        now = connection.now()
         end = {"now": now, "expires_at": expires_at(now, self._retention_seconds)}
         row = _fenced(connection, statement, claim, **end, **values)
         job = Job.from_row(row)
+        connection.queue.remove(job.id)
         record_end(connection, job)
         seconds = row["completed_at"] - row["started_at"]
         observe(connection, observations.JOB_DURATION, seconds, job.model, job.status)
         return job
 
 
-def _fenced(
-    connection: sqlite3.Connection, statement: str, claim: Claim, **values: str | float | None
-) -> sqlite3.Row:
-    fence = {"id": claim.job_id, "attempt": claim.attempt}
-    row: sqlite3.Row | None = connection.execute(_SQL[statement], values | fence).fetchone()
+def _fenced(connection: Connection, statement: str, claim: Claim, **values: str | float | None) -> Row:
+    row = connection.one(_SQL[statement], {**values, "id": claim.job_id, "attempt": claim.attempt})
     if row is None:
         raise ClaimLostError(claim)
     return row
 
 
-def _observe_result(connection: sqlite3.Connection, job: Job, result: JobResult) -> None:
+def _lost(connection: Connection, lost_after_seconds: float, job_id: str | None) -> list[Claim]:
+    values = {"since": connection.now() - lost_after_seconds, "id": job_id}
+    return [Claim(row["id"], row["attempt"]) for row in connection.all(_SQL["lost"], values)]
+
+
+def _observe_result(connection: Connection, job: Job, result: JobResult) -> None:
     metrics, attention = result.metrics, result.attention
     set_gauge(connection, observations.PEAK_MEMORY, metrics.peak_memory_bytes, job.model, result.device)
     set_gauge(connection, observations.DENSITY, attention.density, job.model, attention.backend)
@@ -160,7 +199,7 @@ def _observe_result(connection: sqlite3.Connection, job: Job, result: JobResult)
         set_gauge(connection, observations.REALTIME, clip_seconds / seconds, job.model)
     if job.steps_run == 0:
         return  # resumed after the last step
-    timing = {
+    timing: Values = {
         "shape": job.shape,
         "step_seconds": job.denoise_seconds / job.steps_run,
         "other_seconds": max(0.0, seconds - job.denoise_seconds),
@@ -170,4 +209,4 @@ def _observe_result(connection: sqlite3.Connection, job: Job, result: JobResult)
         "density": attended_share(attention),
         "peak_memory_bytes": metrics.peak_memory_bytes,
     }
-    connection.execute(_SQL["record_timing"], timing)
+    connection.run(_SQL["record_timing"], timing)

@@ -4,7 +4,9 @@ Knows: how a value and its origin are written, and which values are secrets. Doe
 """
 
 import json
+import re
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -13,6 +15,7 @@ from configs.sources import SourcedSettings
 
 MASK = "********"
 SHOWN_DIGITS = 8
+_PASSWORD_PARAMETER = re.compile(r"((?:^|&)[^=&]*password=)[^&]*", re.IGNORECASE)
 
 
 def as_table(sourced: SourcedSettings) -> str:
@@ -41,11 +44,22 @@ def _shown(settings: Settings) -> list[tuple[str, Any]]:
 
 
 def _masked(field: str, value: object, plain: Any) -> Any:
+    if field == "database_url" and isinstance(value, SecretStr):
+        return _without_passwords(value.get_secret_value())
     if isinstance(value, SecretStr):
         return MASK
     if field == "api_keys_sha256":
         return [f"{digest[:SHOWN_DIGITS]}..." for digest in plain]  # enough to tell which key it is
     return plain
+
+
+def _without_passwords(url: str) -> str:
+    parts = urlsplit(url)
+    user, has_password, _ = parts.netloc.rpartition("@")[0].partition(":")
+    place = parts.netloc.rpartition("@")[2]
+    netloc = f"{user}:{MASK}@{place}" if has_password else parts.netloc
+    query = _PASSWORD_PARAMETER.sub(rf"\1{MASK}", parts.query)
+    return urlunsplit(parts._replace(netloc=netloc, query=query))
 
 
 def _text(value: Any) -> str:

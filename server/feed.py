@@ -1,14 +1,12 @@
 """Tells event streams that the job database changed.
 
-Knows: SQLite's data_version, a number that moves when another connection commits. Does not know: what
-changed; the streams look for themselves.
+Knows: how often to ask the database for news. Does not know: what changed; the streams look for themselves.
 """
 
 import asyncio
-import sqlite3
 from contextlib import closing, suppress
 
-from server.database import Database
+from server.database import Database, DatabaseError
 
 POLL_SECONDS = 0.1
 
@@ -43,17 +41,15 @@ class ChangeFeed:
 
     async def _poll(self) -> None:
         while True:
-            with suppress(sqlite3.Error):
+            with suppress(DatabaseError):
                 await self._announce_changes()
             self._announce()  # while the database does not answer, streams ask it themselves
             await asyncio.sleep(POLL_SECONDS)
 
     async def _announce_changes(self) -> None:
-        with closing(self._database.connect()) as connection:
-            known = None
+        with closing(self._database.watch()) as watch:
+            self._announce()
             while True:
-                (version,) = connection.execute("PRAGMA data_version").fetchone()
-                if version != known:
-                    known = version
+                if watch.has_changed():
                     self._announce()
                 await asyncio.sleep(POLL_SECONDS)

@@ -5,10 +5,10 @@ Knows: the columns and their types. Does not know: SQL, HTTP, files.
 
 import json
 import secrets
-import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from configs.attention import AttentionOverrides
 from configs.job import ErrorCode, JobParameters, JobResult, Stage
@@ -54,7 +54,8 @@ class Job:
     """One row. Times are seconds since 1970; ``attempt`` counts claims, ``losses`` dead workers.
 
     ``checkpoint_step`` denoise steps need not run again; ``steps_run`` and ``denoise_seconds`` are those of
-    this attempt. ``warnings`` are those of the submission; the run's are in its result.
+    this attempt. ``warnings`` are those of the submission; the run's are in its result. ``worker`` is the
+    slot that holds the job, or held it last.
     """
 
     id: str
@@ -90,6 +91,7 @@ class Job:
     webhook_url: str | None
     steps_run: int
     warnings: tuple[str, ...]
+    worker: str | None
 
     @property
     def is_final(self) -> bool:
@@ -97,7 +99,7 @@ class Job:
         return self.status in FINAL_STATUSES
 
     @classmethod
-    def from_row(cls, row: sqlite3.Row) -> Self:
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Parse one row of ``SELECT *``."""
         columns = dict(row)
         asked, error, result = columns["attention_asked"], columns["error"], columns["result"]

@@ -5,15 +5,14 @@ Knows: statuses, owners, the queue and its limits. Does not know: HTTP, files, o
 """
 
 import json
-import sqlite3
-import time
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from server import webhook_table
-from server.database import Database, read_statements
+from server.database import Connection, Database, Values, read_statements
 from server.ending import expires_at, record_end
-from server.job import Job, JobStatus, NewJob, new_job_id, shape_key
+from server.job import JOB_ID_PATTERN, Job, JobStatus, NewJob, new_job_id, shape_key
 from server.observations import JOBS_TOTAL, count
 
 _SQL = read_statements("jobs.sql")
@@ -60,11 +59,11 @@ NO_LIMITS = QueueLimits()
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """Queued and running jobs of one model; ``oldest_created_at`` is that of the oldest queued job."""
+    """Queued and running jobs of one model; ``oldest_age_seconds`` is that of the oldest queued job."""
 
     queued: int = 0
     running: int = 0
-    oldest_created_at: float | None = None
+    oldest_age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,36 +118,35 @@ class JobTable:
             IdempotencyConflictError: the key was used for another request.
             QueueFullError, QuotaExceededError: no further job is taken now.
         """
-        values = _values(new)
         with self._database.write() as connection:
+            connection.take_turns("submit")  # so that limits, ids and idempotency keys hold exactly
+            values = _values(new, connection.now())
             known = _known(connection, values)
             if known is None:
                 self._check_limits(connection, new)
-                newest = connection.execute(_SQL["newest_id"]).fetchone()["id"]
-                row = connection.execute(_SQL["insert"], values | {"id": new_job_id(newest)}).fetchone()
-                return Submission(Job.from_row(row), is_new=True)
+                return Submission(_insert(connection, values), is_new=True)
         if known.request_sha256 != new.request_sha256:
             raise IdempotencyConflictError(known.id)
         return Submission(known, is_new=False)
 
-    def _check_limits(self, connection: sqlite3.Connection, new: NewJob) -> None:
+    def _check_limits(self, connection: Connection, new: NewJob) -> None:
         limits = self._limits
         if limits.max_of_owner is not None and new.owner is not None:
-            row = connection.execute(_SQL["count_unfinished"], {"owner": new.owner}).fetchone()
-            if row["count"] >= limits.max_of_owner:
+            row = connection.one(_SQL["count_unfinished"], {"owner": new.owner})
+            if row is not None and row["count"] >= limits.max_of_owner:
                 raise QuotaExceededError(limits.max_of_owner)
         if limits.max_queued is not None:
-            row = connection.execute(_SQL["count_queued"], {"model": new.parameters.model}).fetchone()
-            if row["count"] >= limits.max_queued:
+            row = connection.one(_SQL["count_queued"], {"model": new.parameters.model})
+            if row is not None and row["count"] >= limits.max_queued:
                 raise QueueFullError(limits.max_queued)
 
     def get(self, job_id: str, owner: str | None = None) -> Job | None:
         """The owner's job, or None."""
-        return self._one("get", id=job_id, owner=owner, now=time.time())
+        return self._one("get", job_id, owner)
 
     def find(self, job_id: str) -> Job | None:
         """The job, whoever owns it: for the server's own work, never for a client's request."""
-        return self._one("find", id=job_id, now=time.time())
+        return self._one("find", job_id)
 
     def page(
         self,
@@ -161,9 +159,10 @@ class JobTable:
     ) -> list[Job]:
         """Up to ``limit`` jobs of the owner beyond the id ``after`` (which may be deleted meanwhile)."""
         statement = _SQL["list_newest_first" if order == "desc" else "list_oldest_first"]
-        values = {"owner": owner, "now": time.time(), "after": after, "limit": limit, "status": status}
+        values = {"owner": owner, "after": after, "limit": limit, "status": status}
         with self._database.read() as connection:
-            return [Job.from_row(row) for row in connection.execute(statement, values)]
+            rows = connection.all(statement, values | {"now": connection.now()})
+        return [Job.from_row(row) for row in rows]
 
     def queue(self, model: str) -> dict[str, QueuePlace]:
         """Place of every queued job of a model, whoever owns it, by job id: higher priority first, then age.
@@ -171,7 +170,7 @@ class JobTable:
         There is no aging: jobs of a low priority wait as long as higher ones keep coming.
         """
         with self._database.read() as connection:
-            rows = connection.execute(_SQL["queue"], {"model": model}).fetchall()
+            rows = connection.all(_SQL["queue"], {"model": model})
         return {
             row["id"]: QueuePlace(
                 row["position"], row["seconds"] if row["measured"] == row["position"] else None
@@ -182,103 +181,132 @@ class JobTable:
     def place_of_next(self, model: str, priority: int) -> QueuePlace:
         """The place that a new job would get; ``seconds`` until its start from an idle worker, if known."""
         with self._database.read() as connection:
-            row = connection.execute(_SQL["ahead"], {"model": model, "priority": priority}).fetchone()
+            row = connection.one(_SQL["ahead"], {"model": model, "priority": priority})
+        assert row is not None
         return QueuePlace(row["count"] + 1, row["seconds"] if row["measured"] == row["count"] else None)
 
-    def running(self) -> list[Job]:
-        """Jobs in progress."""
+    def running(self, worker: str | None = None) -> list[Job]:
+        """Jobs in progress: all, or those that one worker slot holds."""
         with self._database.read() as connection:
-            return [Job.from_row(row) for row in connection.execute(_SQL["running"])]
+            return [Job.from_row(row) for row in connection.all(_SQL["running"], {"worker": worker})]
 
     def unfinished(self, owner: str) -> list[Job]:
         """The owner's jobs that wait or run."""
         with self._database.read() as connection:
-            return [Job.from_row(row) for row in connection.execute(_SQL["unfinished"], {"owner": owner})]
+            return [Job.from_row(row) for row in connection.all(_SQL["unfinished"], {"owner": owner})]
 
     def timing(self, shape: str) -> ShapeTiming | None:
         """What jobs of this shape took, if one has completed."""
         with self._database.read() as connection:
-            row = connection.execute(_SQL["timing"], {"shape": shape}).fetchone()
+            row = connection.one(_SQL["timing"], {"shape": shape})
         return ShapeTiming(**row) if row else None
 
     def measured_shapes(self, model: str) -> list[MeasuredShape]:
         """Every shape of a model that has run, by its tokens."""
         with self._database.read() as connection:
-            return [
-                MeasuredShape(**row) for row in connection.execute(_SQL["measured_shapes"], {"model": model})
-            ]
+            return [MeasuredShape(**row) for row in connection.all(_SQL["measured_shapes"], {"model": model})]
 
     def counts(self) -> dict[str, QueueCounts]:
         """Queued and running jobs by model; models without any are left out."""
         with self._database.read() as connection:
-            rows = connection.execute(_SQL["counts"]).fetchall()
+            rows = connection.all(_SQL["counts"])
+            now = connection.now()
         found: dict[str, QueueCounts] = {}
         for row in rows:
             known = found.get(row["model"], QueueCounts())
             found[row["model"]] = (
-                QueueCounts(row["count"], known.running, row["oldest"])
+                QueueCounts(row["count"], known.running, max(0.0, now - row["oldest"]))
                 if row["status"] == "queued"
-                else QueueCounts(known.queued, row["count"], known.oldest_created_at)
+                else QueueCounts(known.queued, row["count"], known.oldest_age_seconds)
             )
         return found
 
     def recent_completed(self, model: str, limit: int) -> list[Job]:
         """The newest completed jobs of a model."""
         with self._database.read() as connection:
-            rows = connection.execute(_SQL["recent_completed"], {"model": model, "limit": limit})
+            rows = connection.all(_SQL["recent_completed"], {"model": model, "limit": limit})
             return [Job.from_row(row) for row in rows]
 
     def completed_attempts(self) -> dict[str, int]:
         """The attempt whose file is the video, by id of each completed job."""
         with self._database.read() as connection:
-            return {row["id"]: row["attempt"] for row in connection.execute(_SQL["completed_attempts"])}
+            return {row["id"]: row["attempt"] for row in connection.all(_SQL["completed_attempts"])}
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job | None:
         """Cancel a queued job at once, ask for the cancel of a running one; a final job stays as it is."""
-        now = time.time()
-        values = {
-            "id": job_id,
-            "owner": owner,
-            "now": now,
-            "expires_at": expires_at(now, self._retention_seconds),
-        }
+        if not _is_id(job_id):
+            return None
         with self._database.write() as connection:
-            row = connection.execute(_SQL["request_cancel"], values).fetchone()
+            connection.queue.hold(job_id)
+            now = connection.now()
+            expiry = expires_at(now, self._retention_seconds)
+            values: Values = {"id": job_id, "owner": owner, "now": now, "expires_at": expiry}
+            row = connection.one(_SQL["request_cancel"], values)
+            if row:
+                connection.queue.announce()
             if row and row["status"] == "cancelled":
+                connection.queue.remove(job_id)
                 record_end(connection, Job.from_row(row))
         return Job.from_row(row) if row else self.get(job_id, owner)
 
     def delete(self, job_id: str, owner: str | None = None) -> Job | None:
         """Remove the row; the worker of a running job finds its claim gone. Returns what was removed."""
-        values = {"id": job_id, "owner": owner, "now": time.time()}
+        if not _is_id(job_id):
+            return None
         with self._database.write() as connection:
-            row = connection.execute(_SQL["delete"], values).fetchone()
+            connection.queue.hold(job_id)
+            values = {"id": job_id, "owner": owner, "now": connection.now()}
+            row = connection.one(_SQL["get"], values)
+            if row is None:
+                return None
+            connection.queue.remove(job_id)
+            row = connection.one(_SQL["delete"], values)
             if row is None:
                 return None
             job = Job.from_row(row)
             webhook_table.drop_of_job(connection, job_id)
             if not job.is_final:
+                connection.queue.announce()
                 count(connection, JOBS_TOTAL, job.model, "cancelled")
         return job
 
-    def expired(self, now: float) -> list[str]:
-        """Ids of the jobs that are to be removed."""
+    def expired(self, now: float | None = None) -> list[str]:
+        """Ids of the jobs that are to be removed; ``now`` is the database's clock unless given."""
         with self._database.read() as connection:
-            return [row["id"] for row in connection.execute(_SQL["expired"], {"now": now})]
+            rows = connection.all(_SQL["expired"], {"now": connection.now() if now is None else now})
+        return [row["id"] for row in rows]
 
-    def delete_expired(self, now: float) -> list[str]:
+    def delete_expired(self, now: float | None = None) -> list[str]:
         """Remove the rows of those jobs and return their ids, whose files are then nobody's."""
         with self._database.write() as connection:
-            webhook_table.drop_of_expired(connection, now)
-            return [row["id"] for row in connection.execute(_SQL["delete_expired"], {"now": now})]
+            connection.take_turns("expire")
+            rows = connection.all(_SQL["delete_expired"], {"now": connection.now() if now is None else now})
+            webhook_table.drop_without_job(connection)
+        return [row["id"] for row in rows]
 
-    def _one(self, statement: str, **values: str | float | None) -> Job | None:
+    def _one(self, statement: str, job_id: str, owner: str | None = None) -> Job | None:
+        if not _is_id(job_id):
+            return None
         with self._database.read() as connection:
-            row = connection.execute(_SQL[statement], values).fetchone()
+            row = connection.one(_SQL[statement], {"id": job_id, "owner": owner, "now": connection.now()})
         return Job.from_row(row) if row else None
 
 
-def _values(new: NewJob) -> dict[str, str | float | None]:
+def _is_id(text: str) -> bool:
+    return re.fullmatch(JOB_ID_PATTERN, text) is not None  # others are not asked for: PostgreSQL refuses some
+
+
+def _insert(connection: Connection, values: dict[str, str | float | None]) -> Job:
+    newest = connection.one(_SQL["newest_id"])
+    job_id = new_job_id(newest["id"] if newest else None)
+    row = connection.one(_SQL["insert"], values | {"id": job_id})
+    assert row is not None
+    job = Job.from_row(row)
+    connection.queue.put(job.id, job.model, job.priority)
+    return job
+
+
+def _values(new: NewJob, now: float) -> dict[str, str | float | None]:
     asked, key = new.attention_asked, new.idempotency_key
     return {
         "model": new.parameters.model,
@@ -294,14 +322,14 @@ def _values(new: NewJob) -> dict[str, str | float | None]:
         "deadline_seconds": new.deadline_seconds,
         "webhook_url": new.webhook_url,
         "warnings": json.dumps(new.warnings),
-        "now": time.time(),
+        "now": now,
     }
 
 
-def _known(connection: sqlite3.Connection, values: dict[str, str | float | None]) -> Job | None:
+def _known(connection: Connection, values: dict[str, str | float | None]) -> Job | None:
     """The job that was submitted before with the same idempotency key."""
     if values["idempotency_key"] is None:
         return None
-    connection.execute(_SQL["free_idempotency_key"], values)
-    row = connection.execute(_SQL["get_by_idempotency_key"], values).fetchone()
+    connection.run(_SQL["free_idempotency_key"], values)
+    row = connection.one(_SQL["get_by_idempotency_key"], values)
     return Job.from_row(row) if row else None

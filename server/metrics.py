@@ -4,7 +4,6 @@ Knows: the exposition format. Does not know: who observed what, or when.
 """
 
 import platform
-import time
 from collections.abc import Iterator
 
 from prometheus_client.core import (
@@ -48,7 +47,6 @@ class JobCollector(Collector):
 
     def _queue(self) -> Iterator[Metric]:
         counts = {self._model: QueueCounts()} | self._jobs.counts()
-        now = time.time()
         queued = GaugeMetricFamily(f"{PREFIX}jobs_queued", "Jobs that wait.", labels=["model"])
         running = GaugeMetricFamily(f"{PREFIX}jobs_running", "Jobs in progress.", labels=["model"])
         oldest = GaugeMetricFamily(
@@ -57,7 +55,7 @@ class JobCollector(Collector):
         for model, found in sorted(counts.items()):
             queued.add_metric([model], found.queued)
             running.add_metric([model], found.running)
-            age = now - found.oldest_created_at if found.oldest_created_at else 0.0
+            age = found.oldest_age_seconds or 0.0
             oldest.add_metric([model], max(0.0, age))  # a clock that was set back makes nothing younger
         yield from (queued, running, oldest)
 

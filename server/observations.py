@@ -6,11 +6,10 @@ Does not know: what is measured, or the Prometheus text format (server/metrics.p
 
 import json
 import math
-import sqlite3
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from server.database import Database, read_statements
+from server.database import Connection, Database, read_statements
 
 _SQL = read_statements("observations.sql")
 
@@ -58,37 +57,37 @@ GAUGES = (PEAK_MEMORY, DENSITY, REALTIME)
 HISTOGRAMS = (QUEUE_WAIT, JOB_DURATION, STAGE_DURATION, STEP_DURATION, MODEL_LOAD)
 
 
-def count(connection: sqlite3.Connection, metric: Metric, *labels: str) -> None:
+def count(connection: Connection, metric: Metric, *labels: str) -> None:
     """Add one to a counter."""
-    connection.execute(_SQL["add"], _sample(metric, labels, 1.0))
+    connection.run(_SQL["add"], _sample(metric, labels, 1.0))
 
 
-def set_gauge(connection: sqlite3.Connection, metric: Metric, value: float, *labels: str) -> None:
+def set_gauge(connection: Connection, metric: Metric, value: float, *labels: str) -> None:
     """Set a gauge."""
-    connection.execute(_SQL["set"], _sample(metric, labels, value))
+    connection.run(_SQL["set"], _sample(metric, labels, value))
 
 
-def observe(connection: sqlite3.Connection, histogram: Histogram, value: float, *labels: str) -> None:
+def observe(connection: Connection, histogram: Histogram, value: float, *labels: str) -> None:
     """Add one value to a histogram; a clock that was set back makes no negative durations."""
     value = max(0.0, value)
     sample = _sample(histogram, labels, value)
-    connection.execute(_SQL["add"], sample)
+    connection.run(_SQL["add"], sample)
     position = bisect_left(histogram.buckets, value)
     bound = histogram.buckets[position] if position < len(histogram.buckets) else math.inf
-    connection.execute(_SQL["add_to_bucket"], sample | {"upper_bound": bound})
+    connection.run(_SQL["add_to_bucket"], sample | {"upper_bound": bound})
 
 
 def read_samples(database: Database, metric: Metric) -> dict[tuple[str, ...], float]:
     """Value by label values."""
     with database.read() as connection:
-        rows = connection.execute(_SQL["samples"], {"metric": metric.name}).fetchall()
+        rows = connection.all(_SQL["samples"], {"metric": metric.name})
     return {tuple(json.loads(row["labels"])): row["value"] for row in rows}
 
 
 def read_buckets(database: Database, histogram: Histogram) -> dict[tuple[str, ...], list[tuple[float, int]]]:
     """Cumulative ``(upper bound, count)`` pairs by label values, ending with the infinite bound."""
     with database.read() as connection:
-        rows = connection.execute(_SQL["buckets"], {"metric": histogram.name}).fetchall()
+        rows = connection.all(_SQL["buckets"], {"metric": histogram.name})
     counts: dict[tuple[str, ...], dict[float, int]] = {}
     for row in rows:
         counts.setdefault(tuple(json.loads(row["labels"])), {})[row["upper_bound"]] = row["count"]

@@ -3,8 +3,7 @@
 Knows: the database, the supervisor and the worker's report. Does not know: HTTP.
 """
 
-import sqlite3
-
+from server.database import DatabaseError
 from server.services import Services
 
 
@@ -16,7 +15,7 @@ def unready_reason(services: Services) -> str | None:
         return "the supervisor process is not running; it is being started again"
     try:
         worker = services.worker()
-    except sqlite3.Error as error:
+    except DatabaseError as error:
         return f"the database does not answer: {error}"
     if worker is None or worker.supervisor_pid != services.supervisor.pid:
         return f"starting: model {services.preset.name} is not loaded yet"

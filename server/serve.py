@@ -6,8 +6,8 @@ Knows: the order of starting and stopping. Does not know: routes or jobs.
 import asyncio
 import os
 import socket
-import sqlite3
 import sys
+from contextlib import closing
 from types import FrameType
 
 import uvicorn
@@ -15,7 +15,7 @@ import uvicorn
 from configs.settings import Settings
 from server import logs
 from server.app import create_app
-from server.database import DatabaseVersionError, migrate
+from server.database import DatabaseError, DatabaseVersionError, open_database
 from server.files import DataFolder
 from server.http_connection import HttpConnection
 from server.lock import DataFolderInUseError, FolderLock, acquire
@@ -23,6 +23,7 @@ from server.model_choice import choose_model
 from server.services import Services, build_services
 from server.supervisor import SupervisorStart
 from server.supervisor_handle import SupervisorHandle
+from server.webhook_table import WebhookTable
 
 # For answers on their way when the drain is over, and when a second signal has ended it.
 CLOSE_SECONDS = 5
@@ -80,10 +81,11 @@ def serve(settings: Settings) -> None:
     preset, attention = choose_model(settings)
     files = DataFolder(settings.data_dir)
     listener = _listen(settings.host, settings.port)
-    lock = _open(files)
+    lock = _open(settings, files)
     supervisor = SupervisorHandle(SupervisorStart(settings, preset, lock))
     services = build_services(settings, preset, attention, files, supervisor)
     services.workers.forget_all()
+    WebhookTable(services.database).release_all()
     config = uvicorn.Config(
         create_app(services),
         http=HttpConnection,
@@ -105,14 +107,15 @@ def serve(settings: Settings) -> None:
         logs.get_logger().info("stopped")
 
 
-def _open(files: DataFolder) -> FolderLock:
+def _open(settings: Settings, files: DataFolder) -> FolderLock:
     try:
         files.create()
         lock = acquire(files.lock)
-        migrate(files.database)
+        with closing(open_database(settings)) as database:
+            database.migrate()
     except (DataFolderInUseError, DatabaseVersionError) as error:
         raise StartError(str(error)) from error
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, DatabaseError) as error:
         raise StartError(f"data folder {files.root} cannot be used: {error}") from error
     return lock
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from configs.attention import AttentionConfig
 from configs.model_preset import ModelPreset
 from configs.settings import Settings
-from server.database import Database
+from server.database import Database, open_database
 from server.feed import ChangeFeed
 from server.files import DataFolder
 from server.http_metrics import HttpMetrics
@@ -66,7 +66,7 @@ def build_services(
     supervisor: SupervisorHandle,
 ) -> Services:
     """Put the parts together. Nothing is started."""
-    database = Database(files.database)
+    database = open_database(settings)
     limits = QueueLimits(settings.max_queued_jobs, settings.max_jobs_per_key)
     jobs = JobTable(database, limits, settings.retention_seconds)
     presenter = Presenter(jobs, preset.name)

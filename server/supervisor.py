@@ -5,7 +5,6 @@ It is one loop in one thread: wait for a message, a death or a deadline; act; wr
 measured on the monotonic clock: nothing happens because somebody sets the wall clock, but that jobs expire.
 """
 
-import sqlite3
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from configs.settings import Settings
 from server import logs
 from server.backoff import Backoff
 from server.claims import Claim, ClaimLostError, ClaimTable
-from server.database import Database
+from server.database import DatabaseUnavailableError, open_database
 from server.files import DataFolder
 from server.job import JobError
 from server.jobs import JobTable
@@ -66,7 +65,7 @@ def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") 
     with logs.crash_as_line():
         try:
             Supervisor(start, api).run()
-        except sqlite3.OperationalError as error:  # a full disk; the API process starts another one later
+        except DatabaseUnavailableError as error:  # a full disk; the API process starts another one later
             logs.get_logger().error("database_error", message=str(error))
             raise SystemExit(DATABASE_ERROR_EXIT) from error
 
@@ -77,7 +76,7 @@ class Supervisor:
     def __init__(self, start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:
         settings = start.settings
         folder = DataFolder(settings.data_dir)
-        database = Database(folder.database)
+        database = open_database(settings)
         self._jobs = JobTable(database)
         self._files = open_job_files(settings, folder, self._jobs)
         self._claims = ClaimTable(database, settings.retention_seconds)
@@ -206,9 +205,8 @@ class Supervisor:
             self._slot.start(job, worker)
 
     def _sweep(self) -> None:
-        now = time.time()
-        if self._jobs.expired(now):
-            for job_id in self._jobs.delete_expired(now):
+        if self._jobs.expired():
+            for job_id in self._jobs.delete_expired():
                 self._files.remove(job_id)
                 self._log.info("job_expired", job=job_id)
         self._sweep_at = time.monotonic() + POLL_SECONDS

@@ -10,9 +10,7 @@ from dataclasses import replace
 from server.database import Database
 from server.observations import MODEL_LOAD, observe
 from server.protocol import ModelLoaded
-from server.workers import HEARTBEAT_SECONDS, WorkerReport, WorkerState, WorkerTable
-
-SLOT = "local"
+from server.workers import HEARTBEAT_SECONDS, LOCAL_SLOT, WorkerReport, WorkerState, WorkerTable
 
 
 class WorkerReporter:
@@ -23,7 +21,7 @@ class WorkerReporter:
         self._table = WorkerTable(database)
         self._beat_at = 0.0
         self._report = WorkerReport(
-            name=SLOT,
+            name=LOCAL_SLOT,
             state="loading",
             message=f"loading {model}",
             model=model,

@@ -3,13 +3,15 @@
 Knows: the workers table. Does not know: how workers are started, or what they run.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Literal
 
 from server.database import Database, read_statements
 
 _SQL = read_statements("workers.sql")
+
+LOCAL_SLOT = "local"
+"""The one slot of a server on one host."""
 
 HEARTBEAT_SECONDS = 5.0
 LOST_AFTER_SECONDS = 30.0
@@ -39,14 +41,18 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class Worker(WorkerReport):
-    """A report, and when its supervisor last gave a sign of life (seconds since 1970)."""
+    """A report, when its supervisor last gave a sign of life (seconds since 1970), and how long ago that is.
+
+    Both are by the database's clock.
+    """
 
     heartbeat_at: float
+    heartbeat_age_seconds: float
 
     @property
     def is_alive(self) -> bool:
         """Whether the supervisor's heartbeat is recent."""
-        return time.time() - self.heartbeat_at < LOST_AFTER_SECONDS
+        return self.heartbeat_age_seconds < LOST_AFTER_SECONDS
 
     @property
     def is_ready(self) -> bool:
@@ -63,15 +69,23 @@ class WorkerTable:
     def report(self, worker: WorkerReport) -> None:
         """Write the row; counts as a heartbeat."""
         values = {name: getattr(worker, name) for name in WorkerReport.__dataclass_fields__}
-        with self._database.read() as connection:
-            connection.execute(_SQL["report"], values | {"now": time.time()})
+        with self._database.write() as connection:
+            connection.run(_SQL["report"], values | {"now": connection.now()})
+            connection.queue.beat(worker.name)
 
     def forget_all(self) -> None:
-        """Drop what an earlier run left."""
+        """Drop what an earlier run left: for a server that is the only one."""
         with self._database.read() as connection:
-            connection.execute(_SQL["forget"])
+            connection.run(_SQL["forget_all"])
+
+    def forget(self, name: str) -> None:
+        """Drop one slot. Claims that it still holds count as lost from now on."""
+        with self._database.read() as connection:
+            connection.run(_SQL["forget"], {"name": name})
 
     def all(self) -> list[Worker]:
         """Every slot, by name."""
         with self._database.read() as connection:
-            return [Worker(**row) for row in connection.execute(_SQL["all"])]
+            now = connection.now()
+            rows = connection.all(_SQL["all"])
+        return [Worker(**row, heartbeat_age_seconds=now - row["heartbeat_at"]) for row in rows]

@@ -1,6 +1,5 @@
 """``/v1/stats`` and ``/metrics``: measured facts, for people and for Prometheus."""
 
-import time
 from collections.abc import Sequence
 from statistics import median
 
@@ -41,13 +40,12 @@ def _model_stats(services: Services, model: str, counts: QueueCounts) -> ModelSt
     last = results[0] if results else None
     steps = [result.metrics.step_seconds.median for result in results if result.metrics.step_seconds]
     totals = [result.metrics.total_seconds for result in results]
-    oldest = counts.oldest_created_at
     return ModelStats(
         model=model,
         worker=_worker_stats(services) if model == services.preset.name else None,
         queued=counts.queued,
         running=counts.running,
-        oldest_queued_age_seconds=max(0.0, time.time() - oldest) if oldest else None,
+        oldest_queued_age_seconds=counts.oldest_age_seconds,
         completed_jobs_seen=len(results),
         last_step_seconds=newest[0].last_step_seconds if newest else None,
         median_step_seconds=median(steps) if steps else None,
@@ -71,7 +69,7 @@ def _worker_stats(services: Services) -> WorkerStats | None:
         load_seconds=worker.load_seconds,
         supervisor_pid=worker.supervisor_pid,
         worker_pid=worker.worker_pid,
-        heartbeat_age_seconds=round(max(0.0, time.time() - worker.heartbeat_at), 3),
+        heartbeat_age_seconds=round(max(0.0, worker.heartbeat_age_seconds), 3),
     )
 
 

@@ -36,13 +36,13 @@ SELECT * FROM jobs WHERE id = :id AND (expires_at IS NULL OR expires_at > :now);
 -- name: list_newest_first
 SELECT * FROM jobs
 WHERE owner IS :owner AND (expires_at IS NULL OR expires_at > :now)
-  AND (:after IS NULL OR id < :after) AND (:status IS NULL OR status = :status)
+  AND (CAST(:after AS TEXT) IS NULL OR id < :after) AND (CAST(:status AS TEXT) IS NULL OR status = :status)
 ORDER BY id DESC LIMIT :limit;
 
 -- name: list_oldest_first
 SELECT * FROM jobs
 WHERE owner IS :owner AND (expires_at IS NULL OR expires_at > :now)
-  AND (:after IS NULL OR id > :after) AND (:status IS NULL OR status = :status)
+  AND (CAST(:after AS TEXT) IS NULL OR id > :after) AND (CAST(:status AS TEXT) IS NULL OR status = :status)
 ORDER BY id LIMIT :limit;
 
 -- name: queue
@@ -71,7 +71,7 @@ SELECT shape, step_seconds, other_seconds, tokens, passes, density, peak_memory_
 WHERE model = :model ORDER BY tokens, shape;
 
 -- name: running
-SELECT * FROM jobs WHERE status = 'in_progress' ORDER BY id;
+SELECT * FROM jobs WHERE status = 'in_progress' AND (CAST(:worker AS TEXT) IS NULL OR worker = :worker) ORDER BY id;
 
 -- name: counts
 SELECT model, status, COUNT(*) AS count, MIN(created_at) AS oldest FROM jobs
@@ -89,8 +89,8 @@ UPDATE jobs SET
     cancel_requested = 1,
     status = CASE status WHEN 'queued' THEN 'cancelled' ELSE status END,
     checkpoint_step = CASE status WHEN 'queued' THEN 0 ELSE checkpoint_step END,
-    completed_at = CASE status WHEN 'queued' THEN :now END,
-    expires_at = CASE status WHEN 'queued' THEN :expires_at END
+    completed_at = CASE status WHEN 'queued' THEN CAST(:now AS DOUBLE PRECISION) END,
+    expires_at = CASE status WHEN 'queued' THEN CAST(:expires_at AS DOUBLE PRECISION) END
 WHERE id = :id AND owner IS :owner
   AND (status = 'queued' OR (status = 'in_progress' AND cancel_requested = 0))
 RETURNING *;
@@ -107,29 +107,37 @@ DELETE FROM jobs WHERE expires_at <= :now RETURNING id;
 
 -- name: claim
 UPDATE jobs SET
-    version = version + 1, status = 'in_progress', attempt = attempt + 1, started_at = :now,
+    version = version + 1, status = 'in_progress', attempt = attempt + 1, started_at = :now, worker = :worker,
     stage = NULL, step = 0, progress = 0, last_step_seconds = NULL, denoise_seconds = 0, steps_run = 0,
     preview_step = 0
-WHERE status = 'queued'
-  AND id = (SELECT id FROM jobs WHERE status = 'queued' AND model = :model
-            ORDER BY priority DESC, id LIMIT 1)
+WHERE id = :id AND status = 'queued'
 RETURNING *;
 
 -- name: peek
 SELECT * FROM jobs WHERE status = 'queued' AND model = :model ORDER BY priority DESC, id LIMIT 1;
 
+-- name: lost
+-- Held by a worker that gave no sign of life since then; one of these, or all.
+SELECT jobs.* FROM jobs LEFT JOIN workers ON workers.name = jobs.worker
+WHERE jobs.status = 'in_progress' AND (workers.heartbeat_at IS NULL OR workers.heartbeat_at < :since)
+  AND (CAST(:id AS TEXT) IS NULL OR jobs.id = :id)
+ORDER BY jobs.id;
+
 -- The statements below are the worker's: each carries the fence, and returns no row when the job was
 -- taken away from this attempt (deleted, lost, or claimed again).
 
 -- name: enter_stage
-UPDATE jobs SET version = version + 1, stage = :stage, progress = MAX(progress, :progress)
+UPDATE jobs SET
+    version = version + 1, stage = :stage,
+    progress = CASE WHEN progress > :progress THEN progress ELSE :progress END
 WHERE id = :id AND attempt = :attempt AND status = 'in_progress'
 RETURNING *;
 
 -- name: finish_step
 -- A step that a checkpoint would have saved shows that the checkpoint was of no use.
 UPDATE jobs SET
-    version = version + 1, step = :step, progress = MAX(progress, :progress),
+    version = version + 1, step = :step,
+    progress = CASE WHEN progress > :progress THEN progress ELSE :progress END,
     last_step_seconds = :seconds, denoise_seconds = denoise_seconds + :seconds, steps_run = steps_run + 1,
     checkpoint_step = CASE WHEN :step <= checkpoint_step THEN 0 ELSE checkpoint_step END
 WHERE id = :id AND attempt = :attempt AND status = 'in_progress'

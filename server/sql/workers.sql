@@ -1,5 +1,8 @@
--- name: forget
+-- name: forget_all
 DELETE FROM workers;
+
+-- name: forget
+DELETE FROM workers WHERE name = :name;
 
 -- name: report
 INSERT INTO workers (name, state, message, model, device, dtype, load_seconds, supervisor_pid, worker_pid,

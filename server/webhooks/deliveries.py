@@ -7,7 +7,6 @@ delivered at least once.
 
 import asyncio
 import json
-import sqlite3
 import time
 from datetime import UTC, datetime
 
@@ -15,6 +14,7 @@ import anyio
 from fastapi.concurrency import run_in_threadpool
 
 from server import logs
+from server.database import DatabaseError
 from server.feed import ChangeFeed
 from server.jobs import JobTable
 from server.present import Presenter
@@ -67,13 +67,13 @@ class Deliveries:
             change = self._feed.next_change()
             try:
                 self._start_due()
-            except sqlite3.Error as error:
+            except DatabaseError as error:
                 logs.get_logger().error("database_error", message=str(error))
             with anyio.move_on_after(LOOK_SECONDS):
                 await change.wait()
 
     def _start_due(self) -> None:
-        for webhook in self._table.due(time.time(), MAX_AT_ONCE_PER_SITE):
+        for webhook in self._table.due(per_site=MAX_AT_ONCE_PER_SITE):
             if len(self._on_their_way) >= MAX_AT_ONCE:
                 return
             sites = [site for site, _ in self._on_their_way.values()]
@@ -82,9 +82,9 @@ class Deliveries:
 
     async def _deliver(self, webhook: Webhook) -> None:
         try:
-            outcome = await self._try(webhook)
-            await self._record(webhook, outcome)
-        except sqlite3.Error as error:
+            if await run_in_threadpool(self._table.lease, webhook.id):
+                await self._record(webhook, await self._try(webhook))
+        except DatabaseError as error:
             logs.get_logger().error("database_error", message=str(error))
             await asyncio.sleep(LOOK_SECONDS)  # it is still due
         finally:
@@ -108,7 +108,7 @@ class Deliveries:
         delay = next_delay_seconds(tries) if outcome.kind == "failed" else None
         log = logs.get_logger().bind(job=webhook.job_id, webhook=webhook.id, tries=tries)
         if delay is not None:
-            await run_in_threadpool(self._table.failed, webhook.id, time.time() + delay)
+            await run_in_threadpool(self._table.failed, webhook.id, delay)
             log.warning("webhook_failed", reason=outcome.detail, retry_seconds=round(delay))
         elif outcome.kind == "delivered":
             await run_in_threadpool(self._table.delivered, webhook.id)

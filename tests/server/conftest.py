@@ -9,8 +9,10 @@ import yaml
 
 from configs.model_preset import ModelPreset
 from server.claims import ClaimTable
-from server.database import Database, migrate
+from server.database import Database
 from server.jobs import JobTable
+from tests.postgres import PostgresServer
+from tests.server.databases import ENGINES, Clock, JobDatabase, job_database, require_postgres
 from tests.server.running_server import RunningServer
 from tests.tiny_wan import tiny_preset, write_tiny_wan
 
@@ -44,13 +46,32 @@ def client(server: RunningServer) -> httpx.Client:
     return server.client
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for the tests of this process."""
+    require_postgres()
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(params=ENGINES)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobDatabase]:
+    """An empty job database of either engine."""
+    engine: str = request.param
+    with job_database(engine, tmp_path, lambda: request.getfixturevalue("postgres")) as made:
+        yield made
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    """An empty job database."""
-    migrate(tmp_path / "jobs.sqlite3")
-    database = Database(tmp_path / "jobs.sqlite3")
-    yield database
-    database.close()
+def database(made: JobDatabase) -> Database:
+    """The same, open."""
+    return made.database
+
+
+@pytest.fixture
+def clock(made: JobDatabase, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that it goes by."""
+    return Clock(made, monkeypatch)
 
 
 @pytest.fixture

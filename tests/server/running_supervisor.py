@@ -11,7 +11,7 @@ from typing import Self
 
 from configs.model_preset import ModelPreset
 from configs.settings import Settings
-from server.database import Database, migrate
+from server.database import SqliteDatabase
 from server.files import DataFolder
 from server.job import Job
 from server.jobs import JobTable
@@ -33,8 +33,8 @@ class RunningSupervisor:
         )
         self.files = DataFolder(data_dir)
         self.files.create()
-        migrate(self.files.database)
-        self.database = Database(self.files.database)
+        self.database = SqliteDatabase(self.files.database)
+        self.database.migrate()
         self.jobs = JobTable(self.database)
         self._workers = WorkerTable(self.database)
         self._lock = acquire(self.files.lock)

@@ -1,19 +1,20 @@
 """Claims: one winner, fenced writes, and what becomes of a job whose worker died."""
 
 import multiprocessing
-import time
+import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from configs.settings import Settings
 from server import observations
 from server.claims import MAX_LOSSES, Claim, ClaimLostError, ClaimTable
-from server.database import Database
+from server.database import Database, open_database
 from server.job import Job, JobError
 from server.jobs import JobTable
 from server.observations import read_samples
 from server.webhook_table import WebhookTable
+from tests.server.databases import Clock, JobDatabase
 from tests.server.samples import new_job, result
 from tests.server.test_jobs import claim_of
 
@@ -32,14 +33,16 @@ WRITES: list[Callable[[ClaimTable, Claim], object]] = [
 ]
 
 
-def claim_until_empty(path: Path, results: "multiprocessing.Queue[list[tuple[str, int]]]") -> None:
+def claim_until_empty(settings: Settings, results: "multiprocessing.Queue[list[tuple[str, int]]]") -> None:
     """In a process of its own: claim and complete jobs until there are none."""
-    claims = ClaimTable(Database(path))
+    database = open_database(settings)
+    claims = ClaimTable(database, worker=f"host/{os.getpid()}")
     taken = []
     while job := claims.claim("tiny-wan"):
         taken.append((job.id, job.attempt))
         claims.complete(Claim(job.id, job.attempt), result())
     results.put(taken)
+    database.close()
 
 
 def test_the_oldest_job_of_the_model_is_claimed(jobs: JobTable, claims: ClaimTable) -> None:
@@ -52,11 +55,13 @@ def test_the_oldest_job_of_the_model_is_claimed(jobs: JobTable, claims: ClaimTab
     assert job.started_at is not None
 
 
-def test_four_processes_never_claim_the_same_job(jobs: JobTable, database: Database) -> None:
+def test_four_processes_never_claim_the_same_job(
+    jobs: JobTable, database: Database, made: JobDatabase
+) -> None:
     submitted = {jobs.submit(new_job()).job.id for _ in range(80)}
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
-    processes = [spawn.Process(target=claim_until_empty, args=(database.path, results)) for _ in range(4)]
+    processes = [spawn.Process(target=claim_until_empty, args=(made.settings, results)) for _ in range(4)]
     for process in processes:
         process.start()
     taken = [entry for _ in processes for entry in results.get(timeout=60)]
@@ -261,13 +266,12 @@ def test_a_clock_jump_spoils_no_measurement(
     jobs: JobTable,
     claims: ClaimTable,
     database: Database,
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
 ) -> None:
     jobs.submit(new_job())
     claim = claim_of(claims.claim("tiny-wan"))
     claims.finish_step(claim, 1, 0.5, 10)
-    clock = time.time
-    monkeypatch.setattr("time.time", lambda: clock() + jump_seconds)
+    clock.shift(jump_seconds)
     claims.complete(claim, result())
     (shape,) = jobs.measured_shapes("tiny-wan")
     assert (shape.step_seconds, shape.other_seconds) == (0.5, 2.5)
@@ -309,7 +313,7 @@ def test_every_end_sets_the_expiry_and_leaves_one_webhook(
     assert ended is not None
     assert ended.completed_at is not None
     assert ended.expires_at == ended.completed_at + 60.0
-    (webhook,) = WebhookTable(database).due(time.time())
+    (webhook,) = WebhookTable(database).due()
     assert (webhook.job_id, webhook.url) == (ended.id, "https://example.com/hook")
     assert (webhook.event, webhook.created_at) == (f"video.{ended.status}", ended.completed_at)
 
@@ -324,10 +328,10 @@ def test_without_retention_and_webhook_an_end_sets_neither(
     assert ended is not None
     assert ended.is_final
     assert ended.expires_at is None
-    assert WebhookTable(database).due(time.time() + 1e6) == []
+    assert WebhookTable(database).due(1e12) == []
 
 
 def test_a_requeued_job_leaves_no_webhook(jobs: JobTable, claims: ClaimTable, database: Database) -> None:
     jobs.submit(new_job(webhook_url="https://example.com/hook"))
     claims.requeue(claim_of(claims.claim("tiny-wan")))
-    assert WebhookTable(database).due(time.time()) == []
+    assert WebhookTable(database).due() == []

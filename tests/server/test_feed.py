@@ -3,23 +3,24 @@
 import asyncio
 from pathlib import Path
 
-from server.database import Database, migrate
+from server.database import SqliteDatabase
 from server.feed import ChangeFeed
+from server.observations import JOBS_TOTAL, count
 
 
 async def outlive_a_failure(path: Path) -> None:
     """Poll a database that cannot be opened until it can, then change it."""
-    feed = ChangeFeed(Database(path))
+    feed = ChangeFeed(SqliteDatabase(path))
     feed.start()
     for _ in range(2):  # while nothing is known, streams are told to look
         await asyncio.wait_for(feed.next_change().wait(), 30)
     path.parent.mkdir()
-    migrate(path)
-    database = Database(path)
+    database = SqliteDatabase(path)
+    database.migrate()
     for number in range(3):
         change = feed.next_change()
         with database.write() as connection:
-            connection.execute("INSERT INTO samples VALUES ('m', ?, 1.0)", (str(number),))
+            count(connection, JOBS_TOTAL, str(number), "completed")
         await asyncio.wait_for(change.wait(), 30)
     feed.close()
     database.close()

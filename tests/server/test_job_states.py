@@ -4,9 +4,9 @@ Whatever happens in whatever order: no job is lost, none ends twice, a status ne
 a claim that was taken away writes nothing.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from server import observations
 from server.claims import MAX_LOSSES, Claim, ClaimLostError, ClaimTable
-from server.database import Database, migrate
 from server.job import JobError, JobStatus
 from server.jobs import JobTable, QueueFullError, QueueLimits, QuotaExceededError
 from server.observations import read_samples
 from server.webhook_table import WebhookTable
+from tests.postgres import PostgresServer
+from tests.server.databases import Clock, disagreements, job_database
 from tests.server.samples import new_job, result
 from tests.server.test_claims import WRITES
 
@@ -63,23 +64,29 @@ class World:
 class JobTableMachine(RuleBasedStateMachine):
     """Clients, a worker that dies, a clock that jumps, and a sweep."""
 
+    engine = "sqlite"
+
+    @staticmethod
+    def server() -> PostgresServer:
+        """The server of the databases; SQLite needs none."""
+        raise NotImplementedError
+
     def __init__(self) -> None:
         super().__init__()
-        self._folder = TemporaryDirectory()
-        path = Path(self._folder.name) / "jobs.sqlite3"
-        migrate(path)
-        self._database = Database(path)
+        self._patch = pytest.MonkeyPatch()
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(TemporaryDirectory()))
+        made = self._stack.enter_context(job_database(self.engine, folder, self.server))
+        self._clock = Clock(made, self._patch)
+        self._database = made.database
         self._table = JobTable(self._database, LIMITS, RETENTION_SECONDS)
         self._claims = ClaimTable(self._database, RETENTION_SECONDS)
         self._world = World()
-        self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(time, "time", lambda: self._world.now)
-        self._patch.setattr(time, "time_ns", lambda: int(self._world.now * 1e9))
+        self._clock.stop_at(self._world.now)
 
     def teardown(self) -> None:
         self._patch.undo()
-        self._database.close()
-        self._folder.cleanup()
+        self._stack.close()
 
     def _ids(self, *statuses: str) -> list[str]:
         """Jobs that clients can see, in the order of their submission."""
@@ -213,6 +220,7 @@ class JobTableMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((-7200.0, -1.0, 1.0, 600.0, 7200.0)))
     def let_the_clock_jump(self, seconds: float) -> None:
         self._world.now += seconds
+        self._clock.stop_at(self._world.now)
 
     @rule()
     def sweep(self) -> None:
@@ -278,3 +286,26 @@ JobTableMachine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestAnyHistory = JobTableMachine.TestCase
+
+
+class PostgresMachine(JobTableMachine):
+    """The same, and procrastinate's queue says of every job what the table says."""
+
+    engine = "postgres"
+
+    @invariant()
+    def the_queue_agrees(self) -> None:
+        assert disagreements(self._database) == []
+
+
+PostgresMachine.TestCase.settings = settings(JobTableMachine.TestCase.settings, max_examples=6)
+
+
+@pytest.fixture
+def _machines_of(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PostgresMachine, "server", staticmethod(lambda: postgres))
+
+
+@pytest.mark.usefixtures("_machines_of")
+class TestAnyHistoryInPostgres(PostgresMachine.TestCase):  # type: ignore[misc, valid-type]
+    """Fewer histories: each statement takes longer."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,6 +18,7 @@ from server.jobs import (
     QueuePlace,
     QuotaExceededError,
 )
+from tests.server.databases import Clock
 from tests.server.samples import new_job, parameters, result
 
 
@@ -141,13 +141,17 @@ def test_an_unmeasured_shape_ahead_makes_the_wait_unknown(jobs: JobTable) -> Non
     assert jobs.queue("tiny-wan") == {job.id: QueuePlace(1, None)}
 
 
-def test_counts_are_per_model(jobs: JobTable, claims: ClaimTable) -> None:
+def test_counts_are_per_model(jobs: JobTable, claims: ClaimTable, clock: Clock) -> None:
     oldest = jobs.submit(new_job()).job
     jobs.submit(new_job())
     jobs.submit(new_job("other-model"))
     claims.claim("other-model")
-    assert jobs.counts() == {
-        "tiny-wan": QueueCounts(queued=2, running=0, oldest_created_at=oldest.created_at),
+    clock.stop_at(oldest.created_at + 5)
+    counts = jobs.counts()
+    age = counts["tiny-wan"].oldest_age_seconds
+    assert age == pytest.approx(5)
+    assert counts == {
+        "tiny-wan": QueueCounts(queued=2, running=0, oldest_age_seconds=age),
         "other-model": QueueCounts(queued=0, running=1),
     }
 
@@ -287,34 +291,34 @@ def test_threads_that_repeat_one_request_make_one_job(database: Database) -> Non
     assert [submission.is_new for submission in found].count(True) == 1
 
 
-def test_an_expired_job_is_gone_before_it_is_swept(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_job_is_gone_before_it_is_swept(database: Database, clock: Clock) -> None:
     jobs = JobTable(database, retention_seconds=100)
     waiting = jobs.submit(new_job()).job.id
     ended = jobs.submit(new_job(key="once")).job.id
     jobs.cancel(ended)
     assert ids_of(jobs, None) == [waiting, ended]
-    later = time.time() + 101
+    job = jobs.get(ended)
+    assert job is not None
+    assert job.expires_at is not None
+    later = job.expires_at + 1
     assert (jobs.expired(later - 2), jobs.expired(later)) == ([], [ended])
-    monkeypatch.setattr("time.time", lambda: later)
+    clock.stop_at(later)
     assert jobs.get(ended) is jobs.find(ended) is jobs.cancel(ended) is jobs.delete(ended) is None
     assert ids_of(jobs, None) == [waiting]
     assert jobs.page(after=None, limit=9, order="desc", status="cancelled") == []
     again = jobs.submit(new_job(key="once"))
     assert again.is_new
-    assert jobs.delete_expired(later) == [ended]
-    assert jobs.delete_expired(later) == jobs.expired(later) == []
+    assert jobs.delete_expired() == [ended]
+    assert jobs.delete_expired() == jobs.expired() == []
     assert ids_of(jobs, None) == [waiting, again.job.id]
 
 
 def test_a_clock_that_is_set_back_keeps_the_order_and_the_jobs(
-    jobs: JobTable, claims: ClaimTable, monkeypatch: pytest.MonkeyPatch
+    jobs: JobTable, claims: ClaimTable, clock: Clock
 ) -> None:
-    submitted = [jobs.submit(new_job()).job.id]
-    now, now_ns = time.time(), time.time_ns()
-    monkeypatch.setattr("time.time", lambda: now - 7200)
-    monkeypatch.setattr("time.time_ns", lambda: now_ns - 7200 * 10**9)
+    first = jobs.submit(new_job()).job
+    submitted = [first.id]
+    clock.stop_at(first.created_at - 7200)
     submitted += [jobs.submit(new_job()).job.id for _ in range(3)]
     assert submitted == sorted(set(submitted)) == ids_of(jobs, None)
     job = claims.claim("tiny-wan")

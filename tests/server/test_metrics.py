@@ -12,6 +12,7 @@ from server.jobs import JobTable
 from server.metrics import JobCollector
 from server.webhook_table import WebhookTable
 from server.workers import WorkerReport, WorkerTable
+from tests.server.databases import Clock
 from tests.server.samples import new_job, result
 from tests.server.test_jobs import claim_of
 
@@ -49,18 +50,17 @@ def test_memory_in_use_is_that_of_the_device(registry: CollectorRegistry, databa
 
 
 def test_no_age_is_negative_after_a_clock_jump(
-    registry: CollectorRegistry, jobs: JobTable, claims: ClaimTable, monkeypatch: pytest.MonkeyPatch
+    registry: CollectorRegistry, jobs: JobTable, claims: ClaimTable, clock: Clock
 ) -> None:
     jobs.submit(new_job())
     jobs.submit(new_job())
-    earlier = time.time() - 7200
-    monkeypatch.setattr("time.time", lambda: earlier)
+    clock.shift(-7200)
     age = registry.get_sample_value("reelwright_oldest_queued_age_seconds", {"model": "tiny-wan"})
     assert age == 0.0
     claims.claim("tiny-wan")
     waited = registry.get_sample_value("reelwright_job_queue_wait_seconds_sum", {"model": "tiny-wan"})
     assert waited == 0.0
-    monkeypatch.setattr("time.time", lambda: earlier + 3 * 7200)
+    clock.shift(2 * 7200)
     age = registry.get_sample_value("reelwright_oldest_queued_age_seconds", {"model": "tiny-wan"})
     assert age == pytest.approx(2 * 7200, abs=60)
 

@@ -17,6 +17,7 @@ from server.serve import CLOSE_SECONDS
 from server.supervisor_handle import STOP_GRACE_SECONDS
 from tests.server.routes.test_videos import error_of
 from tests.server.running_server import RunningServer, free_port
+from tests.server.samples import UNKNOWN_ID
 from tests.server.test_cli import run
 from tests.server.test_supervisor import read_job
 
@@ -194,7 +195,11 @@ def test_a_database_that_cannot_be_used_is_503_and_works_again(data_dir: Path, m
     with RunningServer(data_dir, model_file) as server:
         with closing(sqlite3.connect(data_dir / "jobs.sqlite3")) as database:
             database.execute("ALTER TABLE jobs RENAME TO away")
-            for method, path in (("POST", "/v1/videos"), ("GET", "/v1/videos"), ("DELETE", "/v1/videos/x")):
+            for method, path in (
+                ("POST", "/v1/videos"),
+                ("GET", "/v1/videos"),
+                ("DELETE", f"/v1/videos/{UNKNOWN_ID}"),
+            ):
                 answer = server.client.request(method, path, json={"prompt": "x"})
                 assert error_of(answer, 503)["code"] == "database_unavailable"
                 assert int(answer.headers["retry-after"]) > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.model_preset import ModelPreset
-from server.database import Database
+from server.database import SqliteDatabase
 from server.job import Job
 from server.jobs import JobTable
 from tests.server.running_server import RunningServer, members
@@ -128,7 +128,7 @@ def test_jobs_survive_the_death_of_everything(data_dir: Path, model_file: Path) 
 
 def read_job(data_dir: Path, job_id: str) -> Job:
     """The job in the table of a server that has ended."""
-    database = Database(data_dir / "jobs.sqlite3")
+    database = SqliteDatabase(data_dir / "jobs.sqlite3")
     job = JobTable(database).get(job_id)
     database.close()
     assert job is not None

@@ -71,7 +71,7 @@ def test_why_it_is_not_ready_stays_said_until_it_is(database: Database, reporter
 
 def test_a_supervisor_without_heartbeat_is_lost(database: Database, reporter: WorkerReporter) -> None:
     reporter.loaded(LOADED)
-    silent = dataclasses.replace(only(database), heartbeat_at=time.time() - LOST_AFTER_SECONDS - 1)
+    silent = dataclasses.replace(only(database), heartbeat_age_seconds=LOST_AFTER_SECONDS + 1)
     assert not silent.is_alive
     assert not silent.is_ready
 
