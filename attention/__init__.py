@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from attention.anchor_local.backend import AnchorLocalBackend
     from attention.backends import Backend
     from attention.layout import AnchorLocalLayout, anchor_local_layout
+    from attention.parallel.ranks import RankGroup
+    from attention.parallel.report import ParallelReport
     from attention.pattern import AnchorLocalPattern, density
     from attention.selected.api import sparse_attn
     from attention.selected.config import CompressedAttentionConfig
@@ -33,6 +35,8 @@ _HOME = {
     "CompressedAttention": "attention.selected.module",
     "CompressedAttentionConfig": "attention.selected.config",
     "IndexConfig": "attention.selected.indexer",
+    "ParallelReport": "attention.parallel.report",
+    "RankGroup": "attention.parallel.ranks",
     "Rotary": "attention.selected.rotary",
     "SwapHandle": "attention.swapping",
     "SwapReport": "attention.swapping",
@@ -59,6 +63,8 @@ __all__ = [
     "CompressedAttention",
     "CompressedAttentionConfig",
     "IndexConfig",
+    "ParallelReport",
+    "RankGroup",
     "Rotary",
     "SwapHandle",
     "SwapReport",

@@ -3,6 +3,7 @@
 Knows: what the swap asks of a backend. Does not know: any operator, transformers, or when calls run dense.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -42,15 +43,23 @@ class TokenGrid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenOrder:
-    """Another order of the tokens of a pass.
+    """Another order of the tokens of a pass, or of those of them that this process has.
 
     Attributes:
-        order: int64 [tokens], on the device; ordered token i is token ``order[i]`` of the caller.
+        order: int64 [own tokens], on the device; ordered token i is token ``order[i]`` of the caller.
         inverse: int64 [tokens]; the caller's token r is ordered token ``inverse[r]``.
+        gather: [batch, own tokens, channels] to those of all processes, which ``inverse`` counts; None: this
+            process has all tokens.
     """
 
     order: Tensor
     inverse: Tensor
+    gather: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the caller."""
+        return self.inverse.numel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attention.backends import Plan, TokenGrid, TokenOrder
+from attention.parallel.shards import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Counts:
     all_pairs: int = 0
     implementations: set[str] = field(default_factory=set)
     dense_reasons: Counter[str] = field(default_factory=Counter)
+    sparse_received_bytes: int = 0
+    dense_received_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class ForwardPass:
         dense_reason: why all are dense; None: those that may are sparse.
         text: tokens before the clip's, the padding first, then the text itself; None: there are none.
         moved: between layers, tokens lie in the order of the plan; if not, sparse calls move them.
+        shards: between layers, this process has some of the tokens only; then ``moved`` is of no account.
     """
 
     grid: TokenGrid
@@ -56,9 +60,12 @@ class ForwardPass:
     counts: Counts
     text: TextTokens | None
     moved: bool
+    shards: Shards | None = None
 
     def order(self, device: torch.device) -> TokenOrder | None:
         """The order of the clip's tokens between layers, None if nothing is moved."""
+        if self.shards is not None:
+            return self.shards.order(device)
         return self.plan.order(device) if self.plan is not None and self.moved else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
@@ -71,15 +78,30 @@ class ForwardPass:
 
         def call(q: Tensor, k: Tensor, v: Tensor, text: int) -> Tensor:
             if reason or self.plan is None:
-                return _dense(q, k, v, scale)
+                return self._dense(q, k, v, scale, text)
             self._count(self.plan, q, text)
             return self._sparse(self.plan, q, k, v, scale, layer, text)
 
-        return call(q, k, v, 0) if self.text is None else _without_padding(call, self.text, q, k, v)
+        before = self.shards.ranks.received_bytes if self.shards is not None else 0
+        out = call(q, k, v, 0) if self.text is None else _without_padding(call, self.text, q, k, v)
+        if self.shards is not None:
+            self._count_received(self.shards.ranks.received_bytes - before, is_dense=bool(reason))
+        return out
+
+    def _dense(self, q: Tensor, k: Tensor, v: Tensor, scale: float, text: int) -> Tensor:
+        if self.shards is None:
+            return _dense(q, k, v, scale)
+        return self.shards.by_heads(lambda q, k, v: _dense(q, k, v, scale), q, k, v, text)
 
     def _sparse(
         self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int
     ) -> Tensor:
+        if self.shards is not None and self.shards.anchored is not None:
+            return self.shards.by_anchors(q, k, v, scale, text)
+        if self.shards is not None:
+            return self.shards.by_heads(
+                lambda q, k, v: plan.attend(q, k, v, scale, layer, text), q, k, v, text
+            )
         order = None if self.moved else plan.order(q.device)
         if order is None:
             return plan.attend(q, k, v, scale, layer, text)
@@ -94,6 +116,12 @@ class ForwardPass:
         self.counts.allowed_pairs += entries * plan.allowed_pairs(text)
         self.counts.all_pairs += entries * (self.grid.tokens + text) ** 2
         self.counts.implementations.add(plan.implementation(q))
+
+    def _count_received(self, size: int, *, is_dense: bool) -> None:
+        if is_dense:
+            self.counts.dense_received_bytes += size
+        else:
+            self.counts.sparse_received_bytes += size
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from attention.backends import Backend, BackendSettings, BlockUnit, TokenOrderName, WindowUnit
+from attention.backends import (
+    Backend,
+    BackendSettings,
+    BlockUnit,
+    TokenOrderName,
+    WindowUnit,
+)
 from attention.choice import Impl
 from attention.diffusers_door import check_processor, register_backend
 from attention.families import family_of, self_attention_modules
@@ -26,6 +32,10 @@ from attention.families.family import PerToken, TransformerFamily
 from attention.families.joint import JointProcessor
 from attention.families.moves import Move, along
 from attention.forward import CURRENT, Counts, ForwardPass, swapped_attention
+from attention.parallel.ranks import RankGroup
+from attention.parallel.report import ParallelReport
+from attention.parallel.shards import Shards
+from attention.parallel.support import anchored, check_pass, check_shareable
 from attention.registry import Given, build_backend
 from attention.window_sink.sinks import SinkMode
 
@@ -103,9 +113,11 @@ class SwapHandle:
         backend: Backend,
         dense_layers: Sequence[int],
         min_tokens: int,
+        ranks: RankGroup | None = None,
     ) -> None:
         self._backend = self._at_step = backend
         self._min_tokens = min_tokens
+        self._ranks = ranks
         self._dense_reason: str | None = None
         self._counts = Counts()
         self._hooks: list[RemovableHandle] = []
@@ -157,6 +169,19 @@ class SwapHandle:
             dense_reasons=dict(counts.dense_reasons),
         )
 
+    def parallel_report(self) -> ParallelReport | None:
+        """What moved between ranks so far; None on one rank."""
+        if self._ranks is None:
+            return None
+        counts, dense_calls = self._counts, self._counts.dense_reasons.total()
+        kinds = {"anchor_local": "anchors", "window": "heads"}
+        return ParallelReport(
+            ranks=self._ranks.size,
+            sparse_exchange=kinds[self._backend.name] if counts.sparse_calls else None,
+            sparse_call_bytes=counts.sparse_received_bytes // max(counts.sparse_calls, 1),
+            dense_call_bytes=counts.dense_received_bytes // max(dense_calls, 1),
+        )
+
     def remove(self) -> None:
         """Restore the transformer exactly. A second call does nothing."""
         for module, processor in self._processors:
@@ -172,7 +197,10 @@ class SwapHandle:
         beyond = sorted(layer for layer in dense_layers if not 0 <= layer < len(modules))
         if beyond:
             raise ValueError(f"dense_layers names {beyond}, but there are layers 0 .. {len(modules) - 1}")
-        self._backend.check(len(modules), next(iter(modules.values())).heads, family.joint is not None)
+        heads = next(iter(modules.values())).heads
+        self._backend.check(len(modules), heads, family.joint is not None)
+        if self._ranks is not None:
+            check_shareable(type(transformer).__name__, heads, self._backend, self._ranks.size)
         for layer, (name, module) in enumerate(modules.items()):
             if _is_ours(module.processor):
                 raise ValueError(f"{type(transformer).__name__} is swapped already; remove that swap first")
@@ -212,14 +240,21 @@ class SwapHandle:
         self._counts.tokens = grid.tokens
         self._counts.text_tokens = max(text.valid) if text else 0
         reason = "backend" if plan is None else "min_tokens" if few else self._dense_reason
+        plan = None if few else plan
+        shards = None
+        if self._ranks is not None:
+            stays = family.stays(config, arguments)
+            check_pass(type(transformer).__name__, grid.tokens, self._ranks.size, caches=caches, stays=stays)
+            shards = Shards(self._ranks, grid, anchored(plan))
         return ForwardPass(
             grid=grid,
-            plan=None if few else plan,
+            plan=plan,
             dense_reason=reason,
             counts=self._counts,
             text=text,
             # A dense pass needs no order; but what caches carry from step to step must keep one.
             moved=(caches or not reason) and not family.stays(config, arguments),
+            shards=shards,
         )
 
 
@@ -255,7 +290,7 @@ def _moved(value: Any, argument: PerToken, forward: ForwardPass) -> Any:
     if not isinstance(first, Tensor) or first.ndim <= argument.dim:
         return None
     order = forward.order(first.device) if first.shape[argument.dim] == forward.grid.tokens else None
-    return None if order is None else along(argument.dim)(value, order.order)
+    return None if order is None else along(argument.dim)(value, order.order, order.tokens)
 
 
 def _register(transformer: nn.Module, move: Move) -> RemovableHandle:
@@ -308,6 +343,7 @@ def swap(
     dense_layers: Sequence[int] = (),
     min_tokens: int = 0,
     impl: Impl = "auto",
+    ranks: RankGroup | None = None,
 ) -> SwapHandle:
     """Replace the self-attention of a Diffusers transformer; cross-attention is never touched.
 
@@ -332,6 +368,7 @@ def swap(
         dense_layers: layers, counted from 0, that always run dense.
         min_tokens: sequences shorter than this run dense.
         impl: as for the operators; ``auto`` takes Triton on a GPU and PyTorch elsewhere.
+        ranks: processes that share the tokens of each pass; all of them swap and call alike.
 
     Returns:
         The handle: ``report()`` says what ran, ``remove()`` restores the model exactly.
@@ -362,7 +399,7 @@ def swap(
     for name, value in (("dense_layers", dense_layers), ("min_tokens", min_tokens)):
         if value:
             _check_may_be_dense(backend, name)
-    return SwapHandle(_transformers(target), backend, dense_layers, min_tokens)
+    return SwapHandle(_transformers(target), backend, dense_layers, min_tokens, ranks)
 
 
 def _check_may_be_dense(backend: Backend, reason: str) -> None:
