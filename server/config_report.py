@@ -6,7 +6,6 @@ Knows: how a value and its origin are written, and which values are secrets. Doe
 import json
 import re
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -15,7 +14,8 @@ from configs.sources import SourcedSettings
 
 MASK = "********"
 SHOWN_DIGITS = 8
-_PASSWORD_PARAMETER = re.compile(r"((?:^|&)[^=&]*password=)[^&]*", re.IGNORECASE)
+_PASSWORD = re.compile(r"^(\w+://[^:/?@]*:).*@")
+_PASSWORD_PARAMETER = re.compile(r"([?&]\w*password=)[^&]*", re.IGNORECASE)
 
 
 def as_table(sourced: SourcedSettings) -> str:
@@ -54,12 +54,7 @@ def _masked(field: str, value: object, plain: Any) -> Any:
 
 
 def _without_passwords(url: str) -> str:
-    parts = urlsplit(url)
-    user, has_password, _ = parts.netloc.rpartition("@")[0].partition(":")
-    place = parts.netloc.rpartition("@")[2]
-    netloc = f"{user}:{MASK}@{place}" if has_password else parts.netloc
-    query = _PASSWORD_PARAMETER.sub(rf"\1{MASK}", parts.query)
-    return urlunsplit(parts._replace(netloc=netloc, query=query))
+    return _PASSWORD_PARAMETER.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1{MASK}@", url))
 
 
 def _text(value: Any) -> str:

@@ -29,8 +29,8 @@ DELETE FROM shape_timings;
 CREATE OR REPLACE FUNCTION reelwright_now() RETURNS DOUBLE PRECISION LANGUAGE SQL VOLATILE
 AS $$ SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION) $$;
 """
-# It need not survive a power cut.
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "200"}
+# It need not survive a power cut, only kill -9.
+FAST = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
 
 
 def binaries() -> Path | None:

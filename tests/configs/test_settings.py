@@ -84,6 +84,31 @@ def test_a_webhook_secret_is_whsec_and_base64(length: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@host:5432/name",
+        "postgres://host/name",
+        "postgresql:///name?host=%2Frun%2Fpostgresql",
+        "postgresql://user:secret@[::1],other:5433/name?target_session_attrs=read-write",
+    ],
+)
+def test_a_postgresql_url_is_taken(url: str) -> None:
+    found = load_settings({"database_url": url}).database_url
+    assert found is not None
+    assert found.get_secret_value() == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mysql://user:secret@host/name", "user:secret@host/name", "host=h password=secret", "postgresql:secret"],
+)
+def test_another_database_is_refused_and_its_password_not_shown(url: str) -> None:
+    with pytest.raises(SettingsError, match="postgresql://user:password@host:port/name") as refused:
+        load_settings({"database_url": url})
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     "secret",
     [
         *(secret_of(23), secret_of(65), secret_of(32).removeprefix("whsec_"), " " + secret_of(32)),

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from configs.settings import Settings
 from server.database import Database, Row, Statement, open_database
+from server.workers import WorkerReport
 from tests.postgres import PostgresServer, binaries
 
 ENGINES = ("sqlite", "postgres")
@@ -62,6 +63,23 @@ SELECT args ->> 'job_id', NULL, status FROM procrastinate_jobs
 WHERE NOT EXISTS (SELECT 1 FROM queue_rows WHERE queue_id = procrastinate_jobs.id)
 """,
 )
+
+
+def worker_report(name: str) -> WorkerReport:
+    """A slot that takes jobs."""
+    return WorkerReport(
+        name=name,
+        state="ready",
+        message="",
+        model="tiny-wan",
+        device="cpu",
+        dtype="float32",
+        load_seconds=1.0,
+        supervisor_pid=1,
+        worker_pid=2,
+        memory_total_bytes=None,
+        memory_in_use_bytes=None,
+    )
 
 
 def disagreements(database: Database) -> list[Row]:

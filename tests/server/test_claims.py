@@ -14,7 +14,8 @@ from server.job import Job, JobError
 from server.jobs import JobTable
 from server.observations import read_samples
 from server.webhook_table import WebhookTable
-from tests.server.databases import Clock, JobDatabase
+from server.workers import LOST_AFTER_SECONDS, WorkerTable
+from tests.server.databases import Clock, JobDatabase, worker_report
 from tests.server.samples import new_job, result
 from tests.server.test_jobs import claim_of
 
@@ -335,3 +336,35 @@ def test_a_requeued_job_leaves_no_webhook(jobs: JobTable, claims: ClaimTable, da
     jobs.submit(new_job(webhook_url="https://example.com/hook"))
     claims.requeue(claim_of(claims.claim("tiny-wan")))
     assert WebhookTable(database).due() == []
+
+
+def test_a_worker_without_heartbeat_loses_its_jobs(jobs: JobTable, database: Database, clock: Clock) -> None:
+    workers = WorkerTable(database)
+    alive, silent = (ClaimTable(database, worker=name) for name in ("a/0", "b/0"))
+    for name in ("a/0", "b/0"):
+        workers.report(worker_report(name))
+    for _ in range(2):
+        jobs.submit(new_job())
+    kept, lost = claim_of(alive.claim("tiny-wan")), claim_of(silent.claim("tiny-wan"))
+    assert [job.id for job in jobs.running("b/0")] == [lost.job_id]
+    assert alive.reap() == []
+    clock.shift(LOST_AFTER_SECONDS + 1)
+    workers.report(worker_report("a/0"))
+    assert alive.reap() == [lost]
+    assert alive.reap() == []
+    assert (the(jobs, kept).status, the(jobs, lost).status, the(jobs, lost).losses) == (
+        "in_progress",
+        "queued",
+        1,
+    )
+    with pytest.raises(ClaimLostError):
+        silent.finish_step(lost, 1, 0.5, 10)
+    workers.report(worker_report("b/0"))
+    again = claim_of(silent.claim("tiny-wan"))
+    assert again == Claim(lost.job_id, 2)
+    workers.forget("b/0")
+    assert alive.reap() == [again]
+    failed = the(jobs, lost)
+    assert failed.error is not None
+    assert (failed.status, failed.error.code) == ("failed", "worker_lost")
+    assert "no sign of life" in failed.error.message

@@ -57,6 +57,28 @@ def test_json_holds_the_same(
     assert DIGEST not in text
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://user:p%40ss@host:5432/jobs", "postgresql://user:********@host:5432/jobs"),
+        ("postgresql://user@host/jobs", "postgresql://user@host/jobs"),
+        (
+            "postgresql:///jobs?host=%2Frun&password=p%40ss",
+            "postgresql:///jobs?host=%2Frun&password=********",
+        ),
+        ("postgres://h/jobs?sslpassword=p%40ss&a=b", "postgres://h/jobs?sslpassword=********&a=b"),
+    ],
+)
+def test_the_database_is_shown_without_its_password(
+    url: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REELWRIGHT_DATABASE_URL", url)
+    assert exit_code(monkeypatch, "config", "show", "--json") == 0
+    text = capsys.readouterr().out
+    assert json.loads(text)["database_url"]["value"] == shown
+    assert "p%40ss" not in text
+
+
 def test_what_is_wrong_is_not_shown_but_refused(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
