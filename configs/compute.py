@@ -1,0 +1,46 @@
+"""How a transformer is computed: what a server or a request may choose, and what really ran.
+
+Knows: the names of the choices. Does not know: how any of them is done, or models.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+CompileMode = Literal["auto", "on", "off"]
+ModelPrecision = Literal["full", "fp8"]
+GuidanceBatching = Literal["auto", "on", "off"]
+StepCache = Literal["off", "first_block", "taylor_seer"]
+
+
+class ComputeSettings(BaseModel):
+    """Choices that hold for all jobs of a loaded model.
+
+    Attributes:
+        compile: of the transformer's repeated blocks; ``auto`` compiles on a GPU, and runs eager, with a
+            warning, where that fails. ``on`` fails instead.
+        precision: of the linear layers in these blocks; ``full`` is the loaded number format.
+        guidance_batching: both passes of classifier-free guidance as one batch; ``auto`` decides by length.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compile: CompileMode = "auto"
+    precision: ModelPrecision = "full"
+    guidance_batching: GuidanceBatching = "auto"
+
+
+class ComputeReport(BaseModel):
+    """How a job's transformer passes were computed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compiled: bool = Field(description="Whether the repeated blocks ran compiled.")
+    eager_reason: str | None = Field(description="Why they did not; null if they did.")
+    precision: ModelPrecision
+    guidance: Literal["none", "batched", "separate"] = Field(
+        description="Classifier-free guidance: not used, both passes in one batch, or one after the other."
+    )
+    step_cache: StepCache
+    passes: int = Field(description="Forward passes of the transformer in this attempt.")
+    cached_passes: int = Field(description="Those of them that the step cache answered.")

@@ -1,0 +1,91 @@
+"""Linear layers in fp8: weights e4m3 with a scale for each output, inputs with one for each row.
+
+Knows: the number format and which layers take it. Does not know: models or devices beyond what fp8 needs.
+``y = (x8 @ w8.T) * scale_x * scale_w + bias`` with ``x8 = round(x / scale_x)``, ``scale_x = max|row| / 448``.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+FORMAT = torch.float8_e4m3fn
+LARGEST = 448.0
+# Of the matrix units: both sides of a weight.
+MULTIPLE = 16
+SMALLEST_SCALE = 1e-12
+NEEDED_CAPABILITY = (8, 9)
+
+
+class Fp8Error(ValueError):
+    """This machine or model has no use for fp8; the message says why."""
+
+
+def require_fp8(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise Fp8Error unless the device multiplies fp8 matrices."""
+    if device.type != "cuda":
+        raise Fp8Error(
+            f"precision=fp8 needs a GPU that has it (compute capability 8.9 or newer), not {device}"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < NEEDED_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        found = ".".join(map(str, capability))
+        raise Fp8Error(f"precision=fp8 needs compute capability 8.9 or newer; {name} has {found}")
+    if dtype != torch.bfloat16:
+        raise Fp8Error(f"precision=fp8 needs dtype=bfloat16, not {str(dtype).removeprefix('torch.')}")
+
+
+class Fp8Linear(nn.Module):
+    """A linear layer for inference; takes and gives bfloat16 [..., features]."""
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        quantised, scale = quantise_rows(linear.weight.detach())
+        self.register_buffer("weight", quantised)
+        self.register_buffer("weight_scale", scale.t().contiguous())
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, scale = quantise_rows(x.reshape(-1, self.in_features))
+        out = torch._scaled_mm(
+            rows,
+            self.weight.t(),
+            scale_a=scale,
+            scale_b=self.weight_scale,
+            bias=self.bias,
+            out_dtype=torch.bfloat16,
+        )
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, columns] -> the same in e4m3, and float32 [rows, 1] that it is to be multiplied by."""
+    wide = x.float()
+    scale = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+    return (wide / scale).clamp(-LARGEST, LARGEST).to(FORMAT), scale
+
+
+@torch.no_grad()
+def to_fp8(blocks: Sequence[nn.Module]) -> int:
+    """Replace the linear layers in these blocks whose sides allow it; returns how many.
+
+    Raises:
+        Fp8Error: there is none.
+    """
+    replaced = 0
+    for block in blocks:
+        for parent in list(block.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear) and not (
+                    child.in_features % MULTIPLE or child.out_features % MULTIPLE
+                ):
+                    setattr(parent, name, Fp8Linear(child))
+                    replaced += 1
+    if not replaced:
+        raise Fp8Error("precision=fp8: the model has no linear layer whose sides are multiples of 16")
+    return replaced
