@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 60.0
 class RunningSupervisor:
     """Started on entry to a ``with`` block; drained, with no time given, on exit."""
 
-    def __init__(self, data_dir: Path, preset: ModelPreset, **settings: float) -> None:
+    def __init__(self, data_dir: Path, preset: ModelPreset, **settings: float | str) -> None:
         self.settings = Settings.model_validate(
             {"data_dir": data_dir, "device": "cpu", "dtype": "float32", **settings}
         )

@@ -1,7 +1,17 @@
 """Job parameters and results for tests that need no model."""
 
+import hashlib
+
 from configs.attention import AttentionConfig
-from configs.job import AttentionReport, JobMetrics, JobParameters, JobResult, StepSeconds, VideoFile
+from configs.job import (
+    AttentionReport,
+    JobMetrics,
+    JobParameters,
+    JobResult,
+    PictureFile,
+    StepSeconds,
+    VideoFile,
+)
 from server.job import NewJob
 
 UNKNOWN_ID = "video_" + "0" * 32
@@ -80,3 +90,12 @@ def result() -> JobResult:
         device="cpu",
         dtype="float32",
     )
+
+
+def result_of(content: bytes) -> JobResult:
+    """The same with a video and a thumbnail that both are ``content``."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    made = result()
+    file = made.file.model_copy(update={"bytes": len(content), "sha256": sha256})
+    thumbnail = PictureFile(bytes=len(content), sha256=sha256, content_type="image/jpeg", width=64, height=64)
+    return made.model_copy(update={"file": file, "thumbnail": thumbnail})

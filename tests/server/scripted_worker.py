@@ -34,9 +34,10 @@ from server.protocol import (
 )
 from server.worker_link import SupervisorLink
 from server.worker_process import WorkerStart
-from tests.server.samples import result
+from tests.server.samples import result_of
 
 JPEG = b"\xff\xd8 a picture"
+BIG_BYTES = 20 * 1024 * 1024
 
 
 def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
@@ -69,6 +70,7 @@ class _Script:
     def __init__(self, job: RunJob, link: SupervisorLink) -> None:
         self._job = job
         self._link = link
+        self._content = b"whole"
 
     def run(self) -> None:
         """Say and do every word; a job that is not ended by one of them waits for its cancel."""
@@ -108,9 +110,17 @@ class _Script:
         self._tell(StageFinished("denoise", 0.1, 1))
         for path in (self._job.paths.video, self._job.paths.thumbnail):
             assert path is not None
-            path.write_bytes(b"whole")
-        self._tell(JobFinished(result()))
+            path.write_bytes(self._content)
+        self._tell(JobFinished(result_of(self._content)))
         raise SystemExit
+
+    def _big(self) -> None:
+        self._content = os.urandom(BIG_BYTES)
+
+    def _resumed(self) -> None:
+        path = self._job.paths.checkpoint
+        assert path is not None
+        self._content = b"after " + (path.read_bytes() if path.exists() else b"nothing")
 
     def _stubborn(self) -> None:
         while True:
