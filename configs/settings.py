@@ -28,7 +28,7 @@ from configs.model_preset import BUNDLED_MODEL
 PREFIX = "REELWRIGHT_"
 _WEBHOOK_SECRET_BYTES = range(24, 65)
 # No user, password or query: settings are shown and logged.
-_STORAGE_URL = re.compile(r"((s3|s3a|gs|az|azure|abfs|abfss)://[^/@?#\s]+|file://)(/[^?#\s]*)?")
+_STORAGE_URL = re.compile(r"(s3|s3a|gs|az|azure|abfs|abfss)://[^/@?#\s]+(/[^?#\s]*)?|file:///[^?#\s]+")
 _HOST_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$)(\*\.)?{_HOST_LABEL}(\.{_HOST_LABEL})*")
 
