@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from attention.anchor_local.api import anchor_local_attention, anchor_local_ordered
     from attention.anchor_local.backend import AnchorLocalBackend
     from attention.backends import Backend
+    from attention.block_topk.api import block_topk_attention, block_topk_ordered
+    from attention.block_topk.backend import BlockTopKBackend
+    from attention.block_topk.boxes import BoxPattern
+    from attention.block_topk.layout import BoxLayout, box_layout
     from attention.layout import AnchorLocalLayout, anchor_local_layout
     from attention.parallel.ranks import RankGroup
     from attention.parallel.report import ParallelReport
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from attention.selected.indexer import IndexConfig
     from attention.selected.module import CompressedAttention
     from attention.selected.rotary import Rotary, Yarn
-    from attention.swapping import SwapHandle, SwapReport, swap
+    from attention.swapping import SwapHandle, SwapReport, check_ranks, swap
     from attention.tiles import TilePattern, tile_density
     from attention.window_sink.api import window_sink_attention
     from attention.window_sink.backend import WindowBackend
@@ -32,6 +36,9 @@ _HOME = {
     "AnchorLocalLayout": "attention.layout",
     "AnchorLocalPattern": "attention.pattern",
     "Backend": "attention.backends",
+    "BlockTopKBackend": "attention.block_topk.backend",
+    "BoxLayout": "attention.block_topk.layout",
+    "BoxPattern": "attention.block_topk.boxes",
     "CompressedAttention": "attention.selected.module",
     "CompressedAttentionConfig": "attention.selected.config",
     "IndexConfig": "attention.selected.indexer",
@@ -48,6 +55,10 @@ _HOME = {
     "anchor_local_attention": "attention.anchor_local.api",
     "anchor_local_layout": "attention.layout",
     "anchor_local_ordered": "attention.anchor_local.api",
+    "block_topk_attention": "attention.block_topk.api",
+    "block_topk_ordered": "attention.block_topk.api",
+    "box_layout": "attention.block_topk.layout",
+    "check_ranks": "attention.swapping",
     "density": "attention.pattern",
     "packed_patches": "attention.window_sink.patches",
     "sparse_attn": "attention.selected.api",
@@ -60,6 +71,9 @@ __all__ = [
     "AnchorLocalLayout",
     "AnchorLocalPattern",
     "Backend",
+    "BlockTopKBackend",
+    "BoxLayout",
+    "BoxPattern",
     "CompressedAttention",
     "CompressedAttentionConfig",
     "IndexConfig",
@@ -76,6 +90,10 @@ __all__ = [
     "anchor_local_attention",
     "anchor_local_layout",
     "anchor_local_ordered",
+    "block_topk_attention",
+    "block_topk_ordered",
+    "box_layout",
+    "check_ranks",
     "density",
     "packed_patches",
     "sparse_attn",

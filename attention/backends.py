@@ -5,7 +5,7 @@ Knows: what the swap asks of a backend. Does not know: any operator, transformer
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -77,6 +77,8 @@ class BackendSettings:
         window_unit: what the window counts.
         global_frames: latent frames at the start that every token of ``window`` sees.
         sink_mode: what the sinks of ``window`` mean, if it has any.
+        top_k: boxes that a box of ``block_topk`` keeps: below 1 a share of all, else a count.
+        pooled_rest: whether each of the others takes part as one key.
     """
 
     token_order: TokenOrderName | None = None
@@ -90,6 +92,8 @@ class BackendSettings:
     window_unit: WindowUnit | None = None
     global_frames: int | None = None
     sink_mode: SinkMode | None = None
+    top_k: float | None = None
+    pooled_rest: bool | None = None
 
 
 class Plan(Protocol):
@@ -109,6 +113,16 @@ class Plan(Protocol):
 
     def implementation(self, q: Tensor) -> str:
         """What computes ``attend`` for such a tensor."""
+
+
+@runtime_checkable
+class MeasuredPlan(Plan, Protocol):
+    """A plan of whose pairs some depend on the tensors; ``allowed_pairs`` is the number of the others."""
+
+    def attend_counted(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int, tally: Tensor
+    ) -> Tensor:
+        """As ``attend``; adds those pairs, over all heads and batch entries, to int64 [] ``tally``."""
 
 
 class Backend(Protocol):

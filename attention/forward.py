@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attention.backends import Plan, TokenGrid, TokenOrder
+from attention.backends import MeasuredPlan, Plan, TokenGrid, TokenOrder
 from attention.parallel.shards import Shards
 
 
@@ -29,17 +29,31 @@ class TextTokens:
 
 @dataclass
 class Counts:
-    """What ran since the swap."""
+    """What ran since the swap. Pairs are of all heads; ``tallies``, by device, count some more of them."""
 
     tokens: int = 0
     text_tokens: int = 0
     sparse_calls: int = 0
     allowed_pairs: int = 0
     all_pairs: int = 0
+    tallies: dict[torch.device, Tensor] = field(default_factory=dict)
     implementations: set[str] = field(default_factory=set)
     dense_reasons: Counter[str] = field(default_factory=Counter)
     sparse_received_bytes: int = 0
     dense_received_bytes: int = 0
+
+    def tally(self, device: torch.device) -> Tensor:
+        """int64 [] on the device, which kernels add to; so that no call waits for it."""
+        if device not in self.tallies:
+            self.tallies[device] = torch.zeros((), dtype=torch.int64, device=device)
+        return self.tallies[device]
+
+    @property
+    def density(self) -> float:
+        """Allowed pairs over all pairs of the sparse calls; 1 if none was sparse. Waits for the device."""
+        if not self.all_pairs:
+            return 1.0
+        return (self.allowed_pairs + sum(int(tally) for tally in self.tallies.values())) / self.all_pairs
 
 
 @dataclass(frozen=True)
@@ -104,15 +118,22 @@ class ForwardPass:
             )
         order = None if self.moved else plan.order(q.device)
         if order is None:
-            return plan.attend(q, k, v, scale, layer, text)
+            return self._attend(plan, q, k, v, scale, layer, text)
         first = torch.arange(text, device=q.device)
         there = torch.cat([first, order.order + text])
         back = torch.cat([first, order.inverse + text])
         q, k, v = (x.index_select(1, there) for x in (q, k, v))
-        return plan.attend(q, k, v, scale, layer, text).index_select(1, back)
+        return self._attend(plan, q, k, v, scale, layer, text).index_select(1, back)
+
+    def _attend(
+        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int
+    ) -> Tensor:
+        if isinstance(plan, MeasuredPlan):
+            return plan.attend_counted(q, k, v, scale, layer, text, self.counts.tally(q.device))
+        return plan.attend(q, k, v, scale, layer, text)
 
     def _count(self, plan: Plan, q: Tensor, text: int) -> None:
-        entries = q.shape[0]
+        entries = q.shape[0] * q.shape[2]
         self.counts.allowed_pairs += entries * plan.allowed_pairs(text)
         self.counts.all_pairs += entries * (self.grid.tokens + text) ** 2
         self.counts.implementations.add(plan.implementation(q))

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from attention.anchor_local.backend import AnchorLocalBackend
 from attention.backends import Backend, BlockUnit, DenseBackend, TokenOrderName, WindowUnit
+from attention.block_topk.backend import BlockTopKBackend
+from attention.block_topk.boxes import BoxPattern
 from attention.choice import Impl
 from attention.layout import Pattern
 from attention.pattern import AnchorLocalPattern
@@ -25,6 +27,7 @@ BACKENDS = {
         "anchor_offset",
         "anchor_rotation",
     ),
+    "block_topk": ("block_size", "tile_thw", "anchor_stride", "anchor_offset", "top_k", "pooled_rest"),
     "dense": (),
     "window": ("window", "window_unit", "global_frames", "sinks", "sink_mode"),
 }
@@ -46,6 +49,8 @@ class Given:
     global_frames: int | None = None
     sinks: Tensor | None = None
     sink_mode: SinkMode | None = None
+    top_k: float | None = None
+    pooled_rest: bool | None = None
 
     @property
     def names(self) -> list[str]:
@@ -65,6 +70,11 @@ def build_backend(name: str, given: Given, impl: Impl) -> Backend:
         raise ValueError(f"backend {name} takes no {', '.join(foreign)}")
     if name == "anchor_local":
         return _anchor_local(given, impl)
+    if name == "block_topk":
+        if given.top_k is None:
+            raise ValueError("backend block_topk needs top_k")
+        boxes = BoxPattern(given.tile_thw, given.block_size, given.anchor_stride, given.anchor_offset or 0)
+        return BlockTopKBackend(boxes, given.top_k, bool(given.pooled_rest), impl)
     if name == "window":
         if given.window is None:
             raise ValueError("backend window needs window")

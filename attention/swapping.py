@@ -22,6 +22,7 @@ from attention.backends import (
     Backend,
     BackendSettings,
     BlockUnit,
+    DenseBackend,
     TokenOrderName,
     WindowUnit,
 )
@@ -163,7 +164,7 @@ class SwapHandle:
             implementation="+".join(sorted(counts.implementations)) or DENSE_IMPLEMENTATION,
             tokens=counts.tokens,
             text_tokens=counts.text_tokens,
-            density=counts.allowed_pairs / counts.all_pairs if counts.all_pairs else 1.0,
+            density=counts.density,
             sparse_calls=counts.sparse_calls,
             dense_calls=counts.dense_reasons.total(),
             dense_reasons=dict(counts.dense_reasons),
@@ -340,6 +341,8 @@ def swap(
     global_frames: int | None = None,
     sinks: Tensor | None = None,
     sink_mode: SinkMode | None = None,
+    top_k: float | None = None,
+    pooled_rest: bool | None = None,
     dense_layers: Sequence[int] = (),
     min_tokens: int = 0,
     impl: Impl = "auto",
@@ -349,15 +352,15 @@ def swap(
 
     Args:
         target: a transformer, or a pipeline that holds one (``transformer``, and ``transformer_2`` if any).
-        backend: ``anchor_local``; ``window``; ``dense``, which replaces nothing but counts calls; or a
-            backend that is made already, with all its settings.
+        backend: ``anchor_local``; ``block_topk``; ``window``; ``dense``, which replaces nothing but counts
+            calls; or a backend that is made already, with all its settings.
         token_order: of ``anchor_local``: ``raster`` (the default), blocks of the caller's order; or ``tile``,
             boxes with anchors spread over all three axes.
-        block_size: of a block of the raster, needed with it.
+        block_size: of a block of the raster, needed with it; ``block_topk`` needs this or tile_thw.
         block_unit: what it counts: ``tokens`` (the default) or latent ``frames``.
         tile_thw: sides of a box in tokens (time, height, width); needed with ``tile``.
-        anchor_stride, anchor_offset: of ``anchor_local``: one in so many tokens is an anchor (needed), and
-            which one; default 0.
+        anchor_stride, anchor_offset: one in so many tokens is an anchor, and which one; default 0. The stride
+            is needed by ``anchor_local``; without one ``block_topk`` has no anchors.
         anchor_rotation: the offset grows by one a denoise step (``set_step``); default no.
         window: of ``window``: units that a token sees to either side of its own, or (left, right); None in
             the pair is unbounded.
@@ -365,6 +368,7 @@ def swap(
         global_frames: of ``window``: latent frames at the start that every token sees; default 0.
         sinks: of ``window``: float32 [heads] or [layers, heads], as trained; then no call may run dense.
         sink_mode: as for ``window_sink_attention``, required with sinks.
+        top_k, pooled_rest: as for ``block_topk_attention``; the first is needed with it.
         dense_layers: layers, counted from 0, that always run dense.
         min_tokens: sequences shorter than this run dense.
         impl: as for the operators; ``auto`` takes Triton on a GPU and PyTorch elsewhere.
@@ -389,6 +393,8 @@ def swap(
         global_frames=global_frames,
         sinks=sinks,
         sink_mode=sink_mode,
+        top_k=top_k,
+        pooled_rest=pooled_rest,
     )
     if isinstance(backend, str):
         backend = build_backend(backend, given, impl)
@@ -400,6 +406,14 @@ def swap(
         if value:
             _check_may_be_dense(backend, name)
     return SwapHandle(_transformers(target), backend, dense_layers, min_tokens, ranks)
+
+
+def check_ranks(target: Any, ranks: int) -> None:
+    """Raise ValueError unless so many ranks can share the tokens of this transformer, or pipeline."""
+    for transformer in _transformers(target):
+        modules = self_attention_modules(transformer, family_of(transformer))
+        heads = next(iter(modules.values())).heads
+        check_shareable(type(transformer).__name__, heads, DenseBackend(), ranks)
 
 
 def _check_may_be_dense(backend: Backend, reason: str) -> None:

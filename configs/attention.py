@@ -5,12 +5,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-AttentionBackend = Literal["dense", "anchor_local", "window"]
+AttentionBackend = Literal["dense", "anchor_local", "block_topk", "window"]
 TokenOrder = Literal["raster", "tile"]
 WindowUnit = Literal["frames", "tokens"]
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountFromZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TileSides = tuple[TokenCount, TokenCount, TokenCount]
+TopK = Annotated[float, Field(gt=0, le=2**31 - 1, allow_inf_nan=False)]
+AnchorStride = TokenCount | Literal["auto", "none"]
 DenseSteps = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # A block of two latent frames and an anchor in every 16 tokens is careful: about a fifth of the pairs of a
@@ -22,8 +24,11 @@ MAX_TILE_STRIDE = 1024
 # A window of an eighth of the clip to either side, and the first frame: a quarter of the pairs of a clip of
 # 21 latent frames.
 AUTO_WINDOW_SHARE = 8
+# A box of at most so many tokens, and a fifth of the boxes.
+AUTO_BOX_TOKENS = 512
+TOP_K = 0.2
 
-# Settings that only one backend has; the others are of every sparse backend.
+# Settings that not every sparse backend has.
 BACKEND_SETTINGS: dict[AttentionBackend, tuple[str, ...]] = {
     "anchor_local": (
         "token_order",
@@ -34,6 +39,7 @@ BACKEND_SETTINGS: dict[AttentionBackend, tuple[str, ...]] = {
         "anchor_offset",
         "anchor_rotation",
     ),
+    "block_topk": ("block_size", "tile_thw", "anchor_stride", "anchor_offset", "top_k", "pooled_rest"),
     "window": ("window", "window_unit", "global_frames"),
 }
 # The same for the two orders of anchor_local.
@@ -58,9 +64,12 @@ class AttentionConfig(BaseModel):
         default="tokens", description="What block_size counts: tokens, or latent frames."
     )
     tile_thw: TileSides | Literal["auto"] = Field(
-        default="auto", description="Of token_order tile: time, height and width of a box, in tokens."
+        default="auto",
+        description="Of token_order tile and of block_topk: time, height and width of a box, in tokens.",
     )
-    anchor_stride: TokenCount | Literal["auto"] = "auto"
+    anchor_stride: AnchorStride = Field(
+        default="auto", description="One in so many tokens is an anchor; none (of block_topk only): none is."
+    )
     anchor_offset: CountFromZero = 0
     anchor_rotation: bool = Field(
         default=False, description="The offset grows by one a step, so that no token is an anchor for ever."
@@ -73,6 +82,13 @@ class AttentionConfig(BaseModel):
     )
     global_frames: CountFromZero = Field(
         default=1, description="Of window: latent frames at the start that every token sees."
+    )
+    top_k: TopK = Field(
+        default=TOP_K,
+        description="Of block_topk: boxes that a box of queries keeps; below 1 a share of all, else a count.",
+    )
+    pooled_rest: bool = Field(
+        default=False, description="Of block_topk: each box that is not kept takes part as one mean key."
     )
     dense_steps: DenseSteps = Field(
         default=0.2,
@@ -89,19 +105,41 @@ class AttentionConfig(BaseModel):
             raise ValueError(
                 f"dense_steps={self.dense_steps} is neither a fraction below 1 nor a whole number of steps"
             )
-        if self.anchor_stride != "auto" and self.anchor_offset >= self.anchor_stride:
+        if self.top_k >= 1 and self.top_k != int(self.top_k):
+            raise ValueError(
+                f"top_k={self.top_k} is neither a share of the boxes below 1 nor a whole number of them"
+            )
+        if self.backend == "anchor_local" and self.anchor_stride == "none":
+            raise ValueError("anchor_stride=none is for backend block_topk; anchor_local needs anchors")
+        if self.backend == "block_topk":
+            self._check_boxes()
+        if not isinstance(self.anchor_stride, str) and self.anchor_offset >= self.anchor_stride:
             raise ValueError(
                 f"anchor_offset={self.anchor_offset} must be below anchor_stride={self.anchor_stride}"
             )
         if (
             self.token_order == "tile"
-            and self.anchor_stride != "auto"
+            and not isinstance(self.anchor_stride, str)
             and self.anchor_stride > MAX_TILE_STRIDE
         ):
             raise ValueError(
                 f"anchor_stride={self.anchor_stride} must be at most {MAX_TILE_STRIDE} with token_order=tile"
             )
         return self
+
+    def _check_boxes(self) -> None:
+        if self.block_size != "auto" and self.tile_thw != "auto":
+            raise ValueError(
+                f"block_topk has boxes of block_size={self.block_size} tokens in raster order or of "
+                f"tile_thw={self.tile_thw}; give one of the two"
+            )
+        if isinstance(self.anchor_stride, str):
+            if self.anchor_offset:
+                raise ValueError(f"anchor_offset={self.anchor_offset} has no effect without an anchor_stride")
+        elif self.block_size == "auto" and self.anchor_stride > MAX_TILE_STRIDE:
+            raise ValueError(
+                f"anchor_stride={self.anchor_stride} must be at most {MAX_TILE_STRIDE} with tile_thw"
+            )
 
     def dense_step_count(self, total_steps: int) -> int:
         """Number of leading steps that run dense; a fraction is rounded up."""
@@ -116,11 +154,29 @@ class AttentionConfig(BaseModel):
         found: dict[str, object] = {}
         if self.backend == "anchor_local":
             found |= self._tiles(grid) if self.token_order == "tile" else self._blocks(frame)
+        if self.backend == "block_topk":
+            if self.block_size == "auto" and self.tile_thw == "auto":
+                found["tile_thw"] = auto_tile(grid, AUTO_BOX_TOKENS)
+            found["anchor_stride"] = "none" if self.anchor_stride == "auto" else self.anchor_stride
         if self.backend == "window" and self.window == "auto":
             window = max(1, frames // AUTO_WINDOW_SHARE)
             found["window"] = window if self.window_unit == "frames" else window * frame
         # model_copy does not validate, and the offset must be checked against the stride that will run.
         return AttentionConfig.model_validate(self.model_dump() | found)
+
+    @property
+    def boxes(self) -> tuple[TileSides | None, int | None, int | None, int]:
+        """tile_thw, block_size, anchor_stride and anchor_offset of resolved block_topk; None: not said.
+
+        Raises:
+            ValueError: a value is still auto.
+        """
+        tile = None if self.tile_thw == "auto" else self.tile_thw
+        size = None if self.block_size == "auto" else self.block_size
+        stride = self.anchor_stride
+        if stride == "auto" or (tile is None and size is None):
+            raise ValueError("boxes are known when the setting is resolved for a clip")
+        return tile, size, None if stride == "none" else stride, self.anchor_offset
 
     def _blocks(self, frame: int) -> dict[str, object]:
         """Block size in tokens and stride, for frames of so many tokens."""
@@ -171,12 +227,14 @@ class AttentionOverrides(BaseModel):
     block_size: TokenCount | Literal["auto"] | None = None
     block_unit: WindowUnit | None = None
     tile_thw: TileSides | Literal["auto"] | None = None
-    anchor_stride: TokenCount | Literal["auto"] | None = None
+    anchor_stride: AnchorStride | None = None
     anchor_offset: CountFromZero | None = None
     anchor_rotation: bool | None = None
     window: CountFromZero | Literal["auto"] | None = None
     window_unit: WindowUnit | None = None
     global_frames: CountFromZero | None = None
+    top_k: TopK | None = None
+    pooled_rest: bool | None = None
     dense_steps: DenseSteps | None = None
     dense_layers: tuple[CountFromZero, ...] | None = None
     min_tokens: CountFromZero | None = None
@@ -184,20 +242,28 @@ class AttentionOverrides(BaseModel):
     def over(self, base: AttentionConfig) -> AttentionConfig:
         """Base with these values on top.
 
+        A setting that the base's backend and another one share means something else there (blocks, boxes), so
+        with another backend it starts from its default.
+
         Raises:
             ValueError: a setting that the resulting backend does not have (it would have no effect), or the
                 combination is invalid.
         """
         said = self.model_dump(exclude_none=True)
         backend = said.get("backend", base.backend)
-        foreign = {name for other, names in BACKEND_SETTINGS.items() if other != backend for name in names}
+        own = BACKEND_SETTINGS.get(backend, ())
+        foreign = {name for names in BACKEND_SETTINGS.values() for name in names} - set(own)
         unused = sorted(set(said) - {"backend"} if backend == "dense" else set(said) & foreign)
         if unused:
             raise ValueError(f"{', '.join(unused)} has no effect with backend={backend}; leave it out")
         order = said.get("token_order", base.token_order)
         foreign = {name for other, names in ORDER_SETTINGS.items() if other != order for name in names}
-        if unused := sorted(set(said) & foreign):
+        if backend == "anchor_local" and (unused := sorted(set(said) & foreign)):
             raise ValueError(f"{', '.join(unused)} has no effect with token_order={order}; leave it out")
         if "block_unit" in said and "block_size" not in said and base.block_size != "auto":
             raise ValueError("block_unit says what block_size counts; give both")
-        return AttentionConfig.model_validate(base.model_dump() | said)
+        kept = base.model_dump()
+        if backend != base.backend:
+            for name in set(own) & set(BACKEND_SETTINGS.get(base.backend, ())):
+                del kept[name]
+        return AttentionConfig.model_validate(kept | said)

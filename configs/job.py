@@ -64,12 +64,19 @@ class AttentionReport(BaseModel):
     )
     window_unit: WindowUnit | None = None
     global_frames: int | None = None
+    top_k: float | None = Field(
+        default=None, description="Boxes that a box keeps: below 1 a share of all, else a count."
+    )
+    pooled_rest: bool | None = None
     sink_mode: Literal["null_logit", "key0_bias"] | None = None
     tokens: int = Field(description="Of the clip, in one forward pass of the model.")
     text_tokens: int = Field(
         default=0, description="Beside them in self-attention, in models where text takes part; no padding."
     )
-    density: float = Field(description="Allowed pairs / tokens squared of a sparse call; 1 when dense.")
+    density: float = Field(
+        description="Allowed pairs / tokens squared of a sparse call, as counted where it depends on the "
+        "content (block_topk); 1 when dense."
+    )
     sparse_calls: int
     dense_calls: int
     dense_reasons: dict[str, int] = Field(

@@ -16,11 +16,13 @@ from pydantic import Field, FiniteFloat, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from configs.attention import (
+    AnchorStride,
     AttentionBackend,
     AttentionOverrides,
     CountFromZero,
     DenseSteps,
     TokenCount,
+    TopK,
     WindowUnit,
 )
 from configs.model_preset import BUNDLED_MODEL
@@ -75,13 +77,16 @@ class Settings(BaseSettings):
         default="auto", description="Number format of the transformer; auto suits the device."
     )
     attention_backend: AttentionBackend | None = Field(
-        default=None, description="Self-attention: anchor_local, window or dense. Default: the model's."
+        default=None,
+        description="Self-attention: anchor_local, block_topk, window or dense. Default: the model's.",
     )
     block_size: TokenCount | Literal["auto"] | None = Field(
-        default=None, description="Tokens per local block of anchor_local, or auto. Default: the model's."
+        default=None,
+        description="Tokens per local block of anchor_local or box of block_topk, or auto. "
+        "Default: the model's.",
     )
-    anchor_stride: TokenCount | Literal["auto"] | None = Field(
-        default=None, description="Every n-th token is an anchor, or auto. Default: the model's."
+    anchor_stride: AnchorStride | None = Field(
+        default=None, description="Every n-th token is an anchor, or auto, or none. Default: the model's."
     )
     anchor_offset: CountFromZero | None = Field(
         default=None, description="Position of the first anchor. Default: the model's."
@@ -95,6 +100,14 @@ class Settings(BaseSettings):
     )
     global_frames: CountFromZero | None = Field(
         default=None, description="First latent frames that all of window sees. Default: the model's."
+    )
+    top_k: TopK | None = Field(
+        default=None,
+        description="Boxes that a box of block_topk keeps; below 1 a share of all. Default: the model's.",
+    )
+    pooled_rest: bool | None = Field(
+        default=None,
+        description="Boxes that block_topk does not keep take part as mean keys. Default: the model's.",
     )
     dense_steps: DenseSteps | None = Field(
         default=None,
@@ -258,6 +271,8 @@ class Settings(BaseSettings):
             window=self.window,
             window_unit=self.window_unit,
             global_frames=self.global_frames,
+            top_k=self.top_k,
+            pooled_rest=self.pooled_rest,
             dense_steps=self.dense_steps,
             min_tokens=self.min_tokens,
         )

@@ -11,6 +11,8 @@ from attention import (
     AnchorLocalBackend,
     AnchorLocalPattern,
     Backend,
+    BlockTopKBackend,
+    BoxPattern,
     SwapHandle,
     TilePattern,
     WindowBackend,
@@ -49,6 +51,8 @@ def _backend(setting: AttentionConfig) -> Backend:
     if setting.backend == "window":
         window = _known(setting.window)
         return WindowBackend((window, window), setting.window_unit, setting.global_frames)
+    if setting.backend == "block_topk":
+        return BlockTopKBackend(BoxPattern(*setting.boxes), setting.top_k, setting.pooled_rest)
     stride, offset = _known(setting.anchor_stride), setting.anchor_offset
     if setting.token_order == "tile":
         tiles = TilePattern(_known(setting.tile_thw), stride, offset)
@@ -57,9 +61,9 @@ def _backend(setting: AttentionConfig) -> Backend:
     return AnchorLocalBackend(pattern, block_unit=setting.block_unit, anchor_rotation=setting.anchor_rotation)
 
 
-def _known(value: Known | Literal["auto"]) -> Known:
-    if value == "auto":
-        raise ValueError("a value is still auto")
+def _known(value: Known | Literal["auto", "none"]) -> Known:
+    if isinstance(value, str):
+        raise ValueError(f"a value is still {value}")
     return value
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from attention.block_topk.boxes import BoxPattern
 from attention.pattern import AnchorLocalPattern
-from attention.seeing import Position, Sight, View, view
+from attention.seeing import ChoosingBoxes, Position, Rule, Sight, View, view
 from attention.tiles import Grid, TilePattern
 from attention.window_sink.window import Window
 from configs.attention import AttentionConfig, AttentionOverrides
@@ -21,6 +22,7 @@ _PIXELS = 6  # of a token's side
 _GAP = 6  # pixels between two frames
 _COLOURS = {
     Sight.UNSEEN: (235, 235, 235),
+    Sight.CHOSEN: (200, 220, 240),
     Sight.LOCAL: (70, 120, 200),
     Sight.ANCHOR: (240, 150, 40),
     Sight.ITSELF: (200, 30, 30),
@@ -36,16 +38,19 @@ def show_command(
     token: Annotated[
         str | None, typer.Option(help="frame,row,column of the token that looks. Default: the middle one.")
     ] = None,
-    attention_backend: Annotated[str | None, typer.Option(help="anchor_local or window.")] = None,
+    attention_backend: Annotated[str | None, typer.Option(help="anchor_local, block_topk or window.")] = None,
     token_order: Annotated[str | None, typer.Option(help="raster or tile.")] = None,
-    block_size: Annotated[str | None, typer.Option(help="Of a block of the raster, or auto.")] = None,
+    block_size: Annotated[str | None, typer.Option(help="Of a block or box of the raster, or auto.")] = None,
     block_unit: Annotated[str | None, typer.Option(help="What it counts: tokens or frames.")] = None,
     tile_thw: Annotated[str | None, typer.Option(help="time x height x width of a box, or auto.")] = None,
-    anchor_stride: Annotated[str | None, typer.Option(help="Or auto.")] = None,
+    anchor_stride: Annotated[str | None, typer.Option(help="Or auto, or none.")] = None,
     anchor_offset: Annotated[str | None, typer.Option(help="Which token is the first anchor.")] = None,
     window: Annotated[str | None, typer.Option(help="Units to either side, or auto.")] = None,
     window_unit: Annotated[str | None, typer.Option(help="frames or tokens.")] = None,
     global_frames: Annotated[str | None, typer.Option(help="First frames that all see.")] = None,
+    top_k: Annotated[
+        str | None, typer.Option(help="Boxes that a box keeps: below 1 a share of all, else a count.")
+    ] = None,
     png: Annotated[
         Path | None, typer.Option(help="Draw into this file instead of into the terminal.")
     ] = None,
@@ -62,6 +67,7 @@ def show_command(
         "window": window,
         "window_unit": window_unit,
         "global_frames": global_frames,
+        "top_k": top_k,
     }
     sides: Any = _sides("--grid", grid)
     if sides == "auto" or min(sides) < 1:
@@ -106,12 +112,14 @@ def _middle(grid: Grid) -> Position:
     return frame, row, column
 
 
-def _rule(setting: AttentionConfig, grid: Grid) -> AnchorLocalPattern | TilePattern | Window:
+def _rule(setting: AttentionConfig, grid: Grid) -> Rule:
     """What a setting without auto says about so many tokens."""
     if setting.backend == "window" and setting.window != "auto":
         frame = grid[1] * grid[2]
         return Window.of_clip((setting.window,) * 2, setting.window_unit, setting.global_frames, frame)
-    if setting.backend == "anchor_local" and setting.anchor_stride != "auto":
+    if setting.backend == "block_topk":
+        return ChoosingBoxes(BoxPattern(*setting.boxes), setting.top_k)
+    if setting.backend == "anchor_local" and not isinstance(setting.anchor_stride, str):
         if setting.token_order == "tile" and setting.tile_thw != "auto":
             return TilePattern(setting.tile_thw, setting.anchor_stride, setting.anchor_offset)
         if setting.token_order == "raster" and setting.block_size != "auto":
@@ -122,6 +130,8 @@ def _rule(setting: AttentionConfig, grid: Grid) -> AnchorLocalPattern | TilePatt
 def _summary(setting: AttentionConfig, token: Position, seen: View) -> str:
     if setting.backend == "window":
         what = f"window {setting.window} {setting.window_unit}, global_frames {setting.global_frames}"
+    elif setting.backend == "block_topk":
+        what = _boxes_summary(setting, seen.grid)
     else:
         block = f"block_size {setting.block_size}"
         if setting.token_order == "tile":
@@ -129,16 +139,34 @@ def _summary(setting: AttentionConfig, token: Position, seen: View) -> str:
         what = f"anchor_local {setting.token_order}, {block}, anchor_stride {setting.anchor_stride}"
         what += f", anchor_offset {setting.anchor_offset}"
     tokens = len(seen.sights)
+    always = " whatever the content" if setting.backend == "block_topk" else ""
     return (
         f"{what}\n{'x'.join(map(str, seen.grid))} = {tokens} tokens, density {seen.density:.4f}\n"
-        f"token {','.join(map(str, token))} sees {seen.seen} of them ({seen.seen / tokens:.4f})"
+        f"token {','.join(map(str, token))} sees {seen.seen} of them ({seen.seen / tokens:.4f}){always}"
     )
+
+
+def _boxes_summary(setting: AttentionConfig, grid: Grid) -> str:
+    pattern = BoxPattern(*setting.boxes)
+    boxes = pattern.boxes(grid)
+    kept = boxes.kept(setting.top_k)
+    what = f"block_size {setting.block_size}"
+    if setting.tile_thw != "auto":
+        what = "tile_thw " + "x".join(map(str, setting.tile_thw))
+    what += f", anchor_stride {setting.anchor_stride}"
+    if setting.anchor_stride != "none":
+        what += f", anchor_offset {setting.anchor_offset}"
+    each = f"{min(kept)} to {max(kept)}" if kept else "0"
+    return f"block_topk, {what}, top_k {setting.top_k:g}: each of {len(kept)} boxes keeps {each}"
 
 
 def _drawn(seen: View) -> str:
     """One block of characters a frame."""
     frames, rows, columns = seen.grid
-    lines = [f"{Sight.ITSELF.value} itself  {Sight.LOCAL.value} local  {Sight.ANCHOR.value} anchor  . unseen"]
+    legend = f"{Sight.ITSELF.value} itself  {Sight.LOCAL.value} local  {Sight.ANCHOR.value} anchor  . unseen"
+    if Sight.CHOSEN in seen.sights:
+        legend += f"  {Sight.CHOSEN.value} seen if its box is chosen"
+    lines = [legend]
     for frame in range(frames):
         lines += ["", f"frame {frame}"]
         for row in range(rows):

@@ -6,6 +6,7 @@ Knows: the arithmetic. Does not know: seconds or bytes (server/estimates.py).
 from dataclasses import dataclass
 from math import prod
 
+from attention.block_topk.boxes import BoxPattern
 from attention.pattern import density
 from attention.tiles import tile_density
 from attention.window_sink.window import Window
@@ -56,7 +57,9 @@ def _sparse_density(attention: AttentionConfig, grid: tuple[int, int, int]) -> f
         sides = (attention.window, attention.window)
         window = Window.of_clip(sides, attention.window_unit, attention.global_frames, frame_tokens)
         return window.allowed_pairs(tokens) / tokens**2
-    if attention.anchor_stride == "auto":
+    if attention.backend == "block_topk":
+        return BoxPattern(*attention.boxes).boxes(grid).expected_pairs(attention.top_k) / tokens**2
+    if isinstance(attention.anchor_stride, str):
         raise ValueError(unresolved)
     if attention.token_order == "tile":
         if attention.tile_thw == "auto":

@@ -26,6 +26,8 @@ ATTENTION_FIELDS = (
     "window",
     "window_unit",
     "global_frames",
+    "top_k",
+    "pooled_rest",
     "dense_steps",
     "min_tokens",
 )

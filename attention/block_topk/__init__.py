@@ -1,1 +1,1 @@
-"""Block top-k attention: every box of queries keeps its neighbours and the boxes of keys that it scores highest."""
+"""Block top-k attention: a box of queries sees its neighbours and the boxes that it scores highest."""

@@ -45,7 +45,7 @@ def block_topk_attention(
             touch it (7 at most) are kept even if that is more.
         tile_thw: sides of a box in tokens: time, height, width.
         block_size: or the length of a box that is a run of the raster.
-        anchor_stride, anchor_offset: one in so many tokens of the clip is an anchor, and which; None: none is.
+        anchor_stride, anchor_offset: one in so many tokens of the clip is an anchor, and which; None: none.
             As in ``anchor_local``: by raster position for runs, spread over all axes for sides. Anchors do
             not count to their boxes.
         pooled_rest: each box that is not kept is one more key: its mean key and mean value, with a score of

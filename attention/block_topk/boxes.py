@@ -2,7 +2,7 @@
 
 Knows: token grids. Does not know: tensors (the API process reads this), or which boxes a query keeps.
 
-A box is a run of ``block_size`` tokens in raster order, or of the sides ``tile_thw``; its anchors do not count
+A box is a run of ``block_size`` tokens in raster order, or has the sides ``tile_thw``; anchors do not count
 to it. Boxes touch if they are one step apart on one axis of the grid of boxes: at most 2 for runs, 6 for
 sides. Boxes that hold nothing but anchors are left out.
 """

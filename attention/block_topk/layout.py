@@ -89,8 +89,10 @@ def box_layout(pattern: BoxPattern, grid: Grid, device: torch.device, text: int 
 
 
 def box_numbers(pattern: BoxPattern, grid: Grid) -> tuple[Tensor, Tensor]:
-    """int64 and bool [tokens], raster order: number of the token's box, those of anchors alone counted too; and
-    whether the token is an anchor."""
+    """int64 and bool [tokens], in raster order: number of the token's box, and whether it is an anchor.
+
+    Boxes that hold nothing but anchors count, too.
+    """
     cut, tokens = pattern.pattern, grid[0] * grid[1] * grid[2]
     positions = torch.arange(tokens)
     if isinstance(cut, TilePattern):

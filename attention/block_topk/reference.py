@@ -1,4 +1,4 @@
-"""The definition of block_topk in plain PyTorch, on the caller's token order: what the rest is tested against.
+"""The definition of block_topk in plain PyTorch, on the caller's token order: what is tested against.
 
 Nothing is ordered here and no layout is read: every token has the number of its box, and masks are explicit.
 """
@@ -46,7 +46,7 @@ def block_topk_reference(
 
 
 def members(pattern: BoxPattern, grid: Grid, text: int) -> Tensor:
-    """bool [boxes, tokens]: is the token one of the box? Anchors and text are of none, and no row is empty."""
+    """bool [boxes, tokens]: is the token one of the box? Anchors and text are of none; no row is empty."""
     number, is_anchor = box_numbers(pattern, grid)
     member = (number[None, :] == torch.arange(int(number.max()) + 1)[:, None]) & ~is_anchor
     member = member[member.any(1)]
@@ -61,8 +61,8 @@ def attend_selected(
     Args:
         member: bool [boxes, tokens]; tokens of no box see all and are seen by all.
         selected: bool [batch, heads, boxes, boxes].
-        pooled_rest: each box that a query does not keep is one more key, of the box's mean key and value, with
-            a score of the mean key's plus the logarithm of the box's length.
+        pooled_rest: each box that a query does not keep is one more key: the box's mean key and value, with a
+            score of the mean key's plus the logarithm of the box's length.
     """
     group = q.shape[2] // k.shape[2]
     k_means, v_means = (_means(x, member).repeat_interleave(group, dim=1) for x in (k, v))

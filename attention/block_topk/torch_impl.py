@@ -33,9 +33,9 @@ def block_topk_torch(
     if tally is not None:
         tally += kept_pairs(selected, layout)
     group = q.shape[2] // k.shape[2]
-    rest = (k_means, box_means(v, layout)) if pooled_rest else None
-    if rest is not None:
-        rest = rest[0].to(k.dtype).repeat_interleave(group, 1), rest[1].to(v.dtype).repeat_interleave(group, 1)
+    rest = None
+    if pooled_rest:
+        rest = [x.to(k.dtype).repeat_interleave(group, dim=1) for x in (k_means, box_means(v, layout))]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
     result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -56,9 +56,7 @@ def block_topk_torch(
     return result
 
 
-def _gathered(
-    k: Tensor, v: Tensor, layout: BoxLayout, kept: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _gathered(k: Tensor, v: Tensor, layout: BoxLayout, kept: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys and values [B, H, keys, D] that kept [B, H, boxes] lists, and what is added to their scores.
 
     None: nothing. Else [B, H, keys]: zero, and -inf for padding.
@@ -76,8 +74,10 @@ def _gathered(
     if equal:
         return keys, values, None
     padding = torch.arange(most, device=k.device) >= counts[..., None]
-    return keys, values, torch.zeros(padding.shape, dtype=k.dtype, device=k.device).masked_fill(
-        padding, float("-inf")
+    return (
+        keys,
+        values,
+        torch.zeros(padding.shape, dtype=k.dtype, device=k.device).masked_fill(padding, float("-inf")),
     )
 
 

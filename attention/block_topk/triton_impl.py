@@ -2,7 +2,7 @@
 
 A program of the attention kernel has a tile of queries of one box. It walks the keys that all see, then the
 whole tiles of the boxes that are kept, in one loop without a mask; then the tiles that are not whole; then,
-if asked for, the mean keys of all boxes, those that are kept hidden. Which tile is next is read one step ahead.
+if asked for, the mean keys of all boxes, those that are kept hidden. Which tile is next is read a step ahead.
 """
 
 from functools import lru_cache
@@ -55,7 +55,8 @@ _STRIDES = ("q_stride_batch", "k_stride_batch", "v_stride_batch", "out_stride_ba
 @triton.jit(do_not_specialize=[*_LENGTHS, *_STRIDES, "heads", "group", "batch_heads"])
 def _block_topk_kernel(
     q_source, k_source, v_source, out, tiles, whole, partial, counts, rest_keys, rest_values, rest_bias,
-    scale_log2, tokens, first, first_tiles, box_tiles, boxes, most_whole, most_partial, heads, group, batch_heads,
+    scale_log2, tokens, first, first_tiles, box_tiles, boxes, most_whole, most_partial, heads, group,
+    batch_heads,
     q_stride_batch, q_stride_row, q_stride_head,
     k_stride_batch, k_stride_row, k_stride_head,
     v_stride_batch, v_stride_row, v_stride_head,
@@ -196,10 +197,18 @@ def block_topk_triton(
     """
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     config = config or tile_config(q)
-    selection = select(
-        q, k, v, layout, top_k=top_k, pooled_rest=pooled_rest, scale=scale, tally=tally, block_n=config.block_n
+    lists, rest = select(
+        q,
+        k,
+        v,
+        layout,
+        top_k=top_k,
+        pooled_rest=pooled_rest,
+        scale=scale,
+        tally=tally,
+        block_n=config.block_n,
     )
-    return attend(q, k, v, layout, *selection, scale=scale, config=config, out=out)
+    return attend(q, k, v, layout, lists, rest, scale=scale, config=config, out=out)
 
 
 def select(
@@ -214,7 +223,10 @@ def select(
     tally: Tensor | None,
     block_n: int,
 ) -> tuple[KeyLists | None, tuple[Tensor, Tensor] | None]:
-    """What each box walks, None if there are no boxes; and mean keys and values [B, KV, boxes, D], if asked for."""
+    """What each box walks, None if there are no boxes.
+
+    And mean keys and values [batch, kv_heads, boxes, head_dim], if asked for.
+    """
     if not layout.boxes:
         return None, None
     k_means = box_means_triton(k, layout)
@@ -244,7 +256,8 @@ def attend(
     use_tma = large_tiles(q.device) and columns == head_dim and all(fits_descriptor(x) for x in (q, k, v))
     sources: tuple[Any, ...] = (q, k, v)
     if use_tma:
-        sources = (descriptor(q, config.block_m), descriptor(k, config.block_n), descriptor(v, config.block_n))
+        rows = (config.block_m, config.block_n, config.block_n)
+        sources = tuple(map(descriptor, (q, k, v), rows))
     unused = layout.bounds
     _block_topk_kernel[(tiles.shape[0] * batch * heads,)](
         *sources,

@@ -4,8 +4,8 @@ Knows: scores and bounds of boxes. Does not know: attention. Nothing waits for t
 
 A program of the listing kernel has one row of scores. The score of the last box that is kept is found bit by
 bit; of boxes with just that score those with the lowest numbers are kept, so the choice is that of
-``selection.selected_boxes``. Kept boxes that are neighbours in the order are one range of keys; a range is cut
-into whole tiles, and one that is not whole where something is left.
+``selection.selected_boxes``. Kept boxes that follow each other are one range of keys; a range is cut into
+whole tiles, and one that is not whole where something is left.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _ALWAYS = tl.constexpr(2**31 - 1)  # above the integer of +inf
 
 @dataclass(frozen=True, slots=True)
 class KeyLists:
-    """What each box of queries walks, for each batch entry and head; a row is (entry * heads + head) * boxes + box.
+    """What each box of queries walks; row (entry * heads + head) * boxes + box is of one entry and head.
 
     Attributes:
         whole: int32 [rows, most]; first keys of whole tiles.
@@ -71,7 +71,11 @@ def _mean_kernel(
 
 
 def box_means_triton(x: Tensor, layout: BoxLayout) -> Tensor:
-    """Mean of each box of ordered x [batch, tokens, heads, head_dim]: float32 [batch, heads, boxes, head_dim]."""
+    """Mean of each box of ordered x [batch, tokens, heads, head_dim].
+
+    Returns:
+        float32 [batch, heads, boxes, head_dim].
+    """
     batch, _, heads, head_dim = x.shape
     means = torch.empty(batch, heads, layout.boxes, head_dim, dtype=torch.float32, device=x.device)
     _mean_kernel[(batch * heads * layout.boxes,)](

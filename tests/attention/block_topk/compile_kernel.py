@@ -2,8 +2,8 @@
 
     python -m tests.attention.block_topk.compile_kernel 89-128-bf16 90-128-bf16-rest
 
-A target is capability-head_dim-dtype, with ``rest`` if boxes that are not kept take part. A command of its own,
-since a process that interprets kernels cannot compile them.
+A target is capability-head_dim-dtype, with ``rest`` if boxes that are not kept take part. A command of its
+own, since a process that interprets kernels cannot compile them.
 """
 
 import json
