@@ -198,15 +198,10 @@ class Settings(BaseSettings):
     def _postgresql_url(cls, url: SecretStr | None) -> SecretStr | None:
         if url is None:
             return None
-        try:
-            parts = urlsplit(url.get_secret_value())
-            _ = parts.port
-        except ValueError as error:
-            raise ValueError("is no URL: special characters of a password are written as %xx") from error
-        if parts.scheme not in {"postgresql", "postgres"} or "://" not in url.get_secret_value():
+        if not url.get_secret_value().startswith(("postgresql://", "postgres://")):
             raise ValueError(
-                f"has the scheme {parts.scheme!r}, and only postgresql://user:password@host:port/name "
-                "is known; without it the jobs are kept in an SQLite file of the data folder"
+                "is not of the form postgresql://user:password@host:port/name; without it the jobs are kept "
+                "in an SQLite file of the data folder"
             )
         return url
 

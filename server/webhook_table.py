@@ -6,7 +6,7 @@ Knows: the webhooks table. Does not know: how a webhook is sent or signed, or wh
 import secrets
 from dataclasses import dataclass
 
-from server.database import Connection, Database, read_statements
+from server.database import Connection, Database, Values, read_statements
 from server.job import Job
 from server.observations import WEBHOOKS_TOTAL, count
 
@@ -56,7 +56,7 @@ class WebhookTable:
     def lease(self, webhook_id: str) -> bool:
         """Whether it is this process that sends it now: for LEASE_SECONDS, or until its end is recorded."""
         with self._database.write() as connection:
-            values = {"id": webhook_id, "now": connection.now(), "lease_seconds": LEASE_SECONDS}
+            values: Values = {"id": webhook_id, "now": connection.now(), "lease_seconds": LEASE_SECONDS}
             return connection.one(_SQL["lease"], values) is not None
 
     def release_all(self) -> None:
@@ -79,7 +79,7 @@ class WebhookTable:
     def _settle(self, statement: str, result: str, webhook_id: str, **values: float) -> bool:
         with self._database.write() as connection:
             now = connection.now()
-            if connection.one(_SQL[statement], {"id": webhook_id, "now": now} | values) is None:
+            if connection.one(_SQL[statement], {**values, "id": webhook_id, "now": now}) is None:
                 return False
             count(connection, WEBHOOKS_TOTAL, result)
         return True

@@ -133,7 +133,7 @@ class PostgresServer:
             connection.execute(statement)
 
     def _run(self, program: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        user = {} if self._account is None else _as(self._account)
+        account = self._account
         with (self._folder / "log").open("ab") as log:
             return subprocess.Popen(
                 [self._binaries / program, *arguments],
@@ -142,7 +142,8 @@ class PostgresServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
-                **user,
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
             )
 
     def _remove(self) -> None:
@@ -169,7 +170,3 @@ def _account() -> pwd.struct_passwd | None:
         return pwd.getpwnam("postgres")
     except KeyError:
         return pwd.getpwnam("nobody")
-
-
-def _as(account: pwd.struct_passwd) -> dict[str, int]:
-    return {"user": account.pw_uid, "group": account.pw_gid}
