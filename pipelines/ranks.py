@@ -1,0 +1,265 @@
+"""One model on several devices of this host: this process is rank 0, and starts the others.
+
+Knows: the followers' processes and pipes, and what it means when one is lost. Does not know: what they
+compute, or queues and clients.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
+from typing import NoReturn
+
+import torch
+
+from attention import check_ranks
+from configs.job import JobFailedError, JobParameters
+from configs.memory import NO_MEMORY_OPTIONS, MemoryOptions
+from configs.model_preset import ModelPreset
+from pipelines.checkpoint import Checkpoint
+from pipelines.follower import Answer, FollowerStart, run_follower
+from pipelines.loading import LoadedPipeline, load_pipeline
+from pipelines.parallel import OtherRankFailedError, ParallelGroup
+from pipelines.rank_messages import Denoise, Ended, Loaded, NotLoaded, packed
+from pipelines.text import EncodedText
+
+BROKEN_EXIT_CODE = 70
+# A transfer that waits longer for another rank is an error. The slowest step must take less.
+TIMEOUT_SECONDS = 1800.0
+# For a lost follower's last message, when a step fails here; and for our own error, when one fails there.
+GRACE_SECONDS = 5.0
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def load_on_ranks(
+    preset: ModelPreset,
+    *,
+    ranks: int,
+    device: str = "auto",
+    dtype: str = "auto",
+    memory: MemoryOptions = NO_MEMORY_OPTIONS,
+    on_broken: Callable[[str], None],
+    prepare: Callable[[], None] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> LoadedPipeline:
+    """Load the model here and in ``ranks - 1`` new processes, for jobs that all of them denoise.
+
+    Rank r uses the CUDA device r behind that of ``device``; on a CPU all share it. When a follower is lost in
+    a way that this process cannot report as a job's error, ``on_broken`` is called with the reason, from a
+    thread, and then this process ends with exit code BROKEN_EXIT_CODE.
+
+    Raises:
+        JobFailedError: ``model_load_failed``: too few devices, a model that so many ranks cannot share, or a
+            follower that could not load it.
+    """
+    loaded = load_pipeline(preset, device=device, dtype=dtype, memory=memory)
+    if ranks == 1:
+        return loaded
+    try:
+        devices = _devices(loaded.device, ranks)
+        check_ranks(loaded.pipe, ranks)
+    except ValueError as error:
+        raise JobFailedError("model_load_failed", f"model {preset.name} on {ranks} ranks: {error}") from error
+    folder = tempfile.mkdtemp(prefix="reelwright-ranks-")  # only this user's processes can meet there
+    starts = [
+        FollowerStart(
+            preset=preset,
+            rank=rank,
+            size=ranks,
+            device=name,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            memory=memory,
+            meeting=f"{folder}/meeting",
+            timeout_seconds=timeout_seconds,
+            prepare=prepare,
+        )
+        for rank, name in enumerate(devices)
+        if rank > 0
+    ]
+    started = Ranks(starts, on_broken)
+    try:
+        started.wait_until_loaded()
+        group = ParallelGroup(0, ranks, f"{folder}/meeting", loaded.device, timeout_seconds)
+    except BaseException:
+        started.close()
+        raise
+    finally:
+        shutil.rmtree(folder)
+    started.watch()
+    # A copy would have another placement; no one else has seen this one yet.
+    object.__setattr__(loaded, "parallel", group)
+    object.__setattr__(loaded, "ranks", started)
+    return loaded
+
+
+def _devices(first: torch.device, ranks: int) -> list[str]:
+    """Raises ValueError if there are not so many."""
+    if first.type != "cuda":
+        return [first.type] * ranks
+    begin, found = first.index or 0, torch.cuda.device_count()
+    if begin + ranks > found:
+        raise ValueError(f"{ranks} GPUs are needed from {first} on, and torch sees {found}")
+    return [f"cuda:{begin + rank}" for rank in range(ranks)]
+
+
+class Ranks:
+    """The followers, as rank 0 holds them.
+
+    Attributes:
+        broken: why there will be no more jobs on these ranks; None: there may be. To be asked after each job.
+    """
+
+    def __init__(self, starts: list[FollowerStart], on_broken: Callable[[str], None]) -> None:
+        self.size = len(starts) + 1
+        self.broken: str | None = None
+        self._on_broken = on_broken
+        self._is_closing = False
+        self._ended: queue.Queue[tuple[int, Ended]] = queue.Queue()
+        self._lost = threading.Event()
+        self._loss: tuple[int, JobFailedError] | None = None
+        self._has_left = threading.Event()  # this rank is not in a denoise
+        self._has_left.set()
+        self._pipes: list[Connection[Denoise, Answer]] = []
+        self._processes = []
+        for start in starts:
+            ours, theirs = _SPAWN.Pipe()
+            process = _SPAWN.Process(
+                target=run_follower, args=(start, theirs), name=f"reelwright-rank-{start.rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        # Followers ignore SIGTERM, so an end of this process that only sent them that would wait for ever.
+        self._at_exit = Finalize(self, self.close, exitpriority=10)
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Of the followers' processes."""
+        return [process.pid for process in self._processes]
+
+    def wait_until_loaded(self) -> None:
+        """Raise JobFailedError if a follower has no model."""
+        for rank, pipe in enumerate(self._pipes, start=1):
+            try:
+                answer = pipe.recv()
+            except EOFError:
+                answer = NotLoaded("its process ended while it loaded the model")
+            if isinstance(answer, NotLoaded):
+                raise JobFailedError("model_load_failed", f"rank {rank}: {answer.message}")
+            if not isinstance(answer, Loaded):
+                raise RuntimeError(f"rank {rank} said {answer} before it had loaded the model")
+
+    def watch(self) -> None:
+        """Listen to the followers from now on, in a thread."""
+        threading.Thread(target=self._watch, name="ranks-watch", daemon=True).start()
+
+    @contextlib.contextmanager
+    def mirrored(
+        self, group: ParallelGroup, params: JobParameters, text: EncodedText, resume: Checkpoint | None
+    ) -> Iterator[None]:
+        """Within the block, the followers denoise this job, too; behind it they have left it.
+
+        Raises:
+            JobFailedError: a follower's error, or that these ranks are broken.
+        """
+        if self.broken is not None:
+            raise JobFailedError("internal", f"the ranks are broken: {self.broken}", retryable=True)
+        group.has_stopped_together = False
+        self._has_left.clear()
+        message = Denoise(params, packed(text, resume))
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # a dead one is seen by the watch
+                pipe.send(message)
+        try:
+            with group.agreed():
+                """All are ready, or none begins."""
+            yield
+        except BaseException as error:
+            if not group.has_stopped_together:
+                self._break(error)
+            self._collect(error)
+            raise
+        self._collect(None)
+
+    def close(self) -> None:
+        """End the followers."""
+        self._is_closing = True
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(GRACE_SECONDS)
+            process.kill()
+            process.join()
+
+    def _collect(self, error: BaseException | None) -> None:
+        """Wait until all followers have left; raise the error of one that explains ours, or that we lack."""
+        failures = []
+        for _ in self._pipes:
+            rank, ended = self._ended.get()
+            if ended.error is not None:
+                failures.append(JobFailedError(ended.error.code, f"rank {rank}: {ended.error.message}"))
+        self._has_left.set()
+        if failures and (error is None or isinstance(error, OtherRankFailedError)):
+            raise failures[0] from None
+
+    def _break(self, error: BaseException) -> NoReturn:
+        """After an error in the middle of a step: end the followers, who may wait there for this rank."""
+        is_lost = self._lost.wait(GRACE_SECONDS)
+        if is_lost and self._loss is None:
+            threading.Event().wait()  # one died; the watch is about to end this process
+        self._has_left.set()
+        self.broken = f"{type(error).__name__}: {error}"
+        self.close()
+        if self._loss is not None:
+            rank, failure = self._loss
+            self.broken = failure.message
+            raise JobFailedError(failure.code, f"rank {rank}: {failure.message}") from None
+        raise error
+
+    def _watch(self) -> None:
+        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes, start=1)}
+        with contextlib.suppress(OSError, ValueError):  # closed by ``close``
+            while ranks:
+                for pipe in wait(list(ranks)):
+                    self._hear(ranks, pipe)  # type: ignore[arg-type]  # only connections were waited for
+
+    def _hear(
+        self, ranks: "dict[Connection[Denoise, Answer], int]", pipe: "Connection[Denoise, Answer]"
+    ) -> None:
+        rank = ranks[pipe]
+        try:
+            answer = pipe.recv()
+        except EOFError:
+            del ranks[pipe]
+            if not self._is_closing and self._loss is None:
+                self._lost.set()
+                self._end_process(f"rank {rank} died")
+            return
+        if not isinstance(answer, Ended):
+            return
+        if not answer.is_lost or answer.error is None:
+            self._ended.put((rank, answer))
+            return
+        self._loss = rank, answer.error
+        self._lost.set()
+        if not self._has_left.wait(2 * GRACE_SECONDS):
+            self._end_process(f"rank {rank}: {answer.error.message}")
+
+    def _end_process(self, reason: str) -> None:
+        """This rank may hang in a transfer for ever, so nothing less will do."""
+        if self._is_closing:
+            return
+        self.broken = reason
+        try:
+            self._on_broken(reason)
+        finally:
+            for process in self._processes:
+                process.kill()
+            os._exit(BROKEN_EXIT_CODE)
