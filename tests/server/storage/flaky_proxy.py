@@ -46,9 +46,9 @@ class FlakyProxy:
 
     def hold(self, word: str) -> None:
         """From now on no request with that word in its line gets further."""
-        self._held_word = word
         self.is_holding.clear()
         self._is_open.clear()
+        self._held_word = word
 
     def release(self) -> None:
         """Let them go on."""
