@@ -19,6 +19,7 @@ from pipelines.failures import first_line
 
 NOT_ON_A_CPU = "compile=auto does not compile on a CPU: little is gained there and compiling takes long"
 TURNED_OFF = "compile=off"
+FAILED = "compilation failed: "
 # A few variants are expected: one or two passes in a batch, timesteps of the clip or of each token.
 MOST_GRAPHS = 16
 MOST_THREADS = 4
@@ -41,6 +42,16 @@ class RepeatedBlocks:
             self.eager_reason = NOT_ON_A_CPU
         else:
             self._compile(blocks)
+
+    @classmethod
+    def eager(cls) -> "RepeatedBlocks":
+        """None at all, as of a pipeline that nobody asked to compile."""
+        return cls([], torch.device("cpu"), "off")
+
+    @property
+    def have_failed(self) -> bool:
+        """Whether they would run compiled, had that not failed."""
+        return self.eager_reason is not None and self.eager_reason.startswith(FAILED)
 
     @property
     def are_compiled(self) -> bool:
@@ -75,14 +86,14 @@ class RepeatedBlocks:
         return forward
 
     def _failed(self, error: Exception) -> None:
-        reason = f"compilation failed: {type(error).__name__}: {first_line(error)}"
+        reason = f"{FAILED}{type(error).__name__}: {first_line(error)}"
         if self._required:
             raise CompileFailedError(f"compile=on, but {reason}") from error
         self.eager_reason = reason
 
 
 def _no_view(value: Any) -> Any:
-    """The same values; for a view of another tensor, as the first block gets, there would be another graph."""
+    """The same values; a view of another tensor, as the first block gets, would have a graph of its own."""
     return value.data if isinstance(value, torch.Tensor) else value
 
 

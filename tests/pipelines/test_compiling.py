@@ -1,0 +1,114 @@
+"""Compiled blocks: one graph for all of them and all lengths, what is told, and what a failure does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.config
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.testing import assert_close
+
+from attention import swap
+from pipelines.compiling import NOT_ON_A_CPU, CompileFailedError, RepeatedBlocks
+from tests.tiny_wan import LATENT_CHANNELS, TEXT_DIM, tiny_transformer
+
+CPU = torch.device("cpu")
+# Inductor itself uses what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _own_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def one_pass(transformer: Any, frames: int, side: int, batch: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(frames * side)
+    with torch.no_grad():
+        out: torch.Tensor = transformer(
+            hidden_states=torch.randn(batch, LATENT_CHANNELS, frames, side, side, generator=generator),
+            timestep=torch.full((batch,), 500.0),
+            encoder_hidden_states=torch.randn(batch, 8, TEXT_DIM, generator=generator),
+            return_dict=False,
+        )[0]
+    return out
+
+
+def anchor_local(transformer: Any) -> Any:
+    return swap(transformer, "anchor_local", block_size=8, anchor_stride=3)
+
+
+def test_one_graph_serves_all_blocks_lengths_jobs_and_dense_steps() -> None:
+    transformer = tiny_transformer()
+    shapes = ((3, 8), (3, 4), (5, 8))
+    with anchor_local(transformer):
+        eager = [one_pass(transformer, *shape) for shape in shapes]
+    blocks = RepeatedBlocks(transformer.blocks, CPU, "on")
+    with anchor_local(transformer):
+        compiled = [one_pass(transformer, *shape) for shape in shapes]
+    with anchor_local(transformer) as again:  # a later job
+        again.set_dense("dense_steps")
+        one_pass(transformer, 3, 8)
+        again.set_dense(None)
+        compiled.append(one_pass(transformer, 3, 8))
+        assert again.report().sparse_calls == again.report().dense_calls == len(transformer.blocks)
+    assert blocks.are_compiled
+    for ours, truth in zip(compiled, [*eager, eager[0]], strict=True):
+        assert_close(ours, truth, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_auto_runs_eager_on_a_cpu_and_says_why() -> None:
+    transformer = tiny_transformer()
+    blocks = RepeatedBlocks(transformer.blocks, CPU, "auto")
+    assert (blocks.are_compiled, blocks.eager_reason) == (False, NOT_ON_A_CPU)
+    assert all("forward" not in vars(block) for block in transformer.blocks)
+
+
+class Block(nn.Module):
+    """Something that compiles quickly."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+
+@pytest.fixture
+def _no_compiler() -> Iterator[None]:
+    """As on a machine without gcc."""
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        yield
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_without_a_compiler_the_blocks_run_eager_and_say_why() -> None:
+    block, x = Block(), torch.randn(3, 4)
+    blocks = RepeatedBlocks([block], torch.device("cuda"), "auto")  # there, auto compiles
+    assert blocks.are_compiled
+    assert torch.equal(block(x), x.sin() * 2)
+    assert (blocks.are_compiled, blocks.have_failed) == (False, True)
+    assert "no-such-compiler" in str(blocks.eager_reason)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_compile_on_fails_loudly_without_a_compiler() -> None:
+    block = Block()
+    RepeatedBlocks([block], CPU, "on")
+    with pytest.raises(CompileFailedError, match=r"compile=on, but compilation failed: .*no-such-compiler"):
+        block(torch.randn(3, 4))
+
+
+def test_an_error_of_the_block_itself_is_no_failure_to_compile() -> None:
+    block = Block()
+    blocks = RepeatedBlocks([block], CPU, "on")
+    with pytest.raises(TypeError):
+        block()
+    assert blocks.are_compiled
