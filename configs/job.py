@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from configs.attention import AttentionBackend, AttentionConfig, WindowUnit
+from configs.attention import AttentionBackend, AttentionConfig, AttentionPrecision, WindowUnit
+from configs.compute import ComputeReport, ModelPrecision, StepCache
+from configs.memory import OffloadLevel
 
 Stage = Literal["load", "text_encode", "denoise", "vae_decode", "encode_mp4", "store"]
 STAGES: tuple[Stage, ...] = ("load", "text_encode", "denoise", "vae_decode", "encode_mp4", "store")
@@ -40,9 +42,27 @@ class JobParameters(BaseModel):
     guidance_scale: float
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
     attention: AttentionConfig
+    step_cache: StepCache = "off"
     checkpoint_every: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Save the latents after every so many steps; 0: only before the decode."
     )
+
+
+class ParallelReport(BaseModel):
+    """How several ranks denoised a clip together; bytes are those that one rank receives from others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ranks: int
+    guidance: Literal["split", "together"] | None = Field(
+        description="split: each half of the ranks computes one of a step's two passes; null: there is one pass."
+    )
+    token_ranks: int = Field(description="Ranks that share the tokens of a pass.")
+    sparse_exchange: Literal["anchors", "heads"] | None = Field(
+        description="What sparse calls exchange; dense ones exchange heads."
+    )
+    sparse_call_bytes: int = Field(description="Received in a sparse call, on the average.")
+    dense_call_bytes: int = Field(description="The same of a dense call.")
 
 
 class AttentionReport(BaseModel):
@@ -59,6 +79,9 @@ class AttentionReport(BaseModel):
     anchor_stride: int | None = None
     anchor_offset: int | None = Field(default=None, description="Of the first step.")
     anchor_rotation: bool | None = None
+    precision: AttentionPrecision | None = Field(
+        default=None, description="Of the sparse calls: full or fp8; null for backends without the choice."
+    )
     window: tuple[int | None, int | None] | None = Field(
         default=None, description="Units to the left and to the right that a token sees; null is unbounded."
     )
@@ -83,6 +106,7 @@ class AttentionReport(BaseModel):
         default_factory=dict,
         description="Why calls ran dense: backend, dense_steps, ...",
     )
+    parallel: ParallelReport | None = Field(default=None, description="On several ranks; else null.")
 
 
 class StepSeconds(BaseModel):
@@ -141,6 +165,22 @@ class PictureFile(BaseModel):
 DecodeRung = Literal["whole", "tiled", "small_tiles", "cpu"]
 
 
+class MemoryReport(BaseModel):
+    """How a job was fitted into the device's memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    offload: OffloadLevel = Field(description="Which weights left the device: none, encoder, model or group.")
+    lowered_from: OffloadLevel | None = Field(
+        default=None, description="The level that was planned, where less memory was free than predicted."
+    )
+    feed_forward_chunks: int = Field(description="Slices in which the feed-forward ran; 1: in one.")
+    available_bytes: int = Field(description="What weights and activations could take together.")
+    predicted_peak_by_stage: dict[Stage, int] = Field(
+        description="Bytes, weights included; beside metrics.peak_memory_by_stage, which was measured."
+    )
+
+
 class DecodeReport(BaseModel):
     """How the latents were decoded, and what had run out of memory before that."""
 
@@ -162,6 +202,8 @@ class RunEnvironment(BaseModel):
     device: str
     dtype: str
     vae_dtype: str
+    compiled: bool = Field(default=False, description="Whether the transformer's blocks ran compiled.")
+    precision: ModelPrecision = Field(default="full", description="Of the linear layers in these blocks.")
     versions: dict[str, str] = Field(description="Of reelwright, torch, diffusers, transformers and triton.")
 
 
@@ -174,6 +216,8 @@ class JobResult(BaseModel):
     thumbnail: PictureFile | None = None
     spritesheet: PictureFile | None = None
     decode: DecodeReport | None = None
+    memory: MemoryReport | None = None
+    compute: ComputeReport | None = None
     resumed_from_step: int | None = Field(
         default=None, description="Denoise steps that an earlier attempt had saved; None: none was used."
     )
@@ -211,6 +255,13 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPlanned:
+    """How the job will be fitted into the device's memory; a second one replaces the first."""
+
+    report: MemoryReport
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """The state after denoise step ``step`` lies on disk; a later attempt starts there."""
 
@@ -242,6 +293,7 @@ JobEvent = (
     StageStarted
     | StageFinished
     | StepFinished
+    | MemoryPlanned
     | CheckpointSaved
     | PreviewReady
     | DeviceReleased

@@ -4,11 +4,11 @@ Knows: the rungs, from the whole picture on the device down to small tiles on th
 between them. Does not know: how a family decodes or tiles, or how latents are made.
 """
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from configs.job import DecodeReport, DecodeRung, JobFailedError, JobParameters
@@ -43,15 +43,21 @@ def rungs(device: torch.device, width: int, height: int) -> list[Rung]:
 
 
 def decode(
-    loaded: LoadedPipeline, params: JobParameters, latents: torch.Tensor, check_cancel: Callable[[], None]
+    loaded: LoadedPipeline,
+    params: JobParameters,
+    latents: torch.Tensor,
+    check_cancel: Callable[[], None],
+    first: DecodeRung = "whole",
 ) -> tuple[Frames, DecodeReport]:
-    """Frames [F, H, W, 3] by the first rung that memory is enough for.
+    """Frames [F, H, W, 3] by the first rung that memory is enough for; those before ``first`` are not tried.
 
     Raises:
         JobFailedError: ``out_of_memory`` if it is for none; ``bad_output`` for a clip that is no clip.
     """
     failures: dict[DecodeRung, str] = {}
-    for rung in rungs(loaded.device, params.width, params.height):
+    ladder = rungs(loaded.device, params.width, params.height)
+    begin = next((index for index, rung in enumerate(ladder) if rung.name == first), 0)
+    for rung in ladder[begin:]:
         frames = _try(loaded, params, latents, rung, check_cancel, failures)
         if frames is not None:
             return frames, DecodeReport(rung=rung.name, failed=tuple(failures))
@@ -74,10 +80,10 @@ def _try(
 ) -> Frames | None:
     """The frames, or None and a reason when memory ran out. The error, which holds tensors, ends in here."""
     try:
-        with loaded.family.tiled(loaded.pipe, rung.tile), _vae_on(loaded, rung.device):
-            pictures = loaded.family.decode_latents(loaded.pipe, latents)
-            require_finite(pictures, "decoded pictures")
-            frames = to_frames(pictures, before_frame=check_cancel)
+        with loaded.family.tiled(loaded.pipe, rung.tile), loaded.placement.decoding(rung.device):
+            frames = np.concatenate(
+                [_checked(part, check_cancel) for part in loaded.family.decoded_parts(loaded.pipe, latents)]
+            )
             require_clip(frames, params.num_frames, params.height, params.width)
             return frames
     except (RuntimeError, MemoryError) as error:
@@ -93,16 +99,7 @@ def _clean_up(loaded: LoadedPipeline) -> None:
     release_memory(loaded.device)
 
 
-@contextlib.contextmanager
-def _vae_on(loaded: LoadedPipeline, device: torch.device) -> Iterator[None]:
-    """Within the block, the VAE is on that device; what it held on its own is free."""
-    vae = loaded.pipe.vae
-    vae.to(device)  # costs nothing where it is already; an earlier job may have failed to move it back
-    if device == loaded.device:
-        yield
-        return
-    release_memory(loaded.device)
-    try:
-        yield
-    finally:
-        vae.to(loaded.device)
+def _checked(pictures: torch.Tensor, check_cancel: Callable[[], None]) -> Frames:
+    """Rounded on the device, so that a quarter of the bytes leave it."""
+    require_finite(pictures, "decoded pictures")
+    return to_frames(pictures, before_frame=check_cancel)

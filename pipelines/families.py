@@ -4,7 +4,7 @@ Knows: which Diffusers classes a family is made of and where its parts lie. Does
 how anything is loaded. A new family is a new module like ``wan`` and an entry in ``FAMILIES``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +38,8 @@ class Family:
     name: str
     pipeline_class: str
     networks: tuple[Network, ...]
+    repeated_blocks: tuple[str, ...]
+    """The blocks that make up a transformer, all of one class; named as ``cancel_points`` are."""
     cancel_points: tuple[str, ...]
     """Modules before whose every call a job may stop; ``*`` stands for all children."""
     geometries: Callable[[Pipeline], dict[str, VideoGeometry]]
@@ -50,6 +52,8 @@ class Family:
     """(pipe, prompt, negative prompt or None, text tokens) -> two times [1, tokens, text_dim] or None."""
     decode_latents: Callable[[Pipeline, torch.Tensor], torch.Tensor]
     """Latents [1, C, T, h, w] -> pictures [F, 3, H, W] in 0 to 1, in the VAE's dtype."""
+    decoded_parts: Callable[[Pipeline, torch.Tensor], Iterator[torch.Tensor]]
+    """The same in parts [f, 3, H, W], so that frames leave the device as they are decoded."""
     tiled: Callable[[Pipeline, Tile | None], AbstractContextManager[None]]
     """Within the block, pictures are decoded in tiles of that size, or as a whole."""
     forget: Callable[[Pipeline], None]
@@ -57,19 +61,32 @@ class Family:
 
     def cancel_modules(self, pipe: Pipeline) -> list[torch.nn.Module]:
         """The modules that ``cancel_points`` names, where the pipeline has them."""
-        modules: list[torch.nn.Module] = []
-        for point in self.cancel_points:
-            component, _, path = point.partition(".")
-            if getattr(pipe, component) is None:
-                continue
-            module = getattr(pipe, component).get_submodule(path.removesuffix(".*"))
-            modules.extend(module.children() if path.endswith(".*") else [module])
-        return modules
+        return _modules(pipe, self.cancel_points)
+
+    def blocks(self, pipe: Pipeline) -> list[torch.nn.Module]:
+        """The repeated blocks of all transformers."""
+        return _modules(pipe, self.repeated_blocks)
+
+    def last_blocks(self, pipe: Pipeline) -> list[torch.nn.Module]:
+        """The last block of each transformer."""
+        blocks = (_modules(pipe, (point,)) for point in self.repeated_blocks)
+        return [found[-1] for found in blocks if found]
 
     @property
     def network_names(self) -> tuple[str, ...]:
         """Folders that hold weights."""
         return tuple(network.name for network in self.networks)
+
+
+def _modules(pipe: Pipeline, points: tuple[str, ...]) -> list[torch.nn.Module]:
+    modules: list[torch.nn.Module] = []
+    for point in points:
+        component, _, path = point.partition(".")
+        if getattr(pipe, component) is None:
+            continue
+        module = getattr(pipe, component).get_submodule(path.removesuffix(".*"))
+        modules.extend(module.children() if path.endswith(".*") else [module])
+    return modules
 
 
 WAN = Family(
@@ -82,6 +99,7 @@ WAN = Family(
         # Wan 2.2 A14B: a second transformer for the low-noise steps.
         Network("transformer_2", "diffusers", "WanTransformer3DModel", required=False),
     ),
+    repeated_blocks=("transformer.blocks.*", "transformer_2.blocks.*"),
     cancel_points=(
         "text_encoder.encoder.block.*",
         "transformer.blocks.*",
@@ -93,6 +111,7 @@ WAN = Family(
     clean_prompt=wan.clean_prompt,
     encode_prompts=wan.encode_prompts,
     decode_latents=wan.decode_latents,
+    decoded_parts=wan.decoded_parts,
     tiled=wan.tiled,
     forget=wan.forget,
 )

@@ -7,10 +7,11 @@ JobFailedError("model_load_failed") that names the folder and the fault.
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
@@ -18,13 +19,24 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from configs.compute import AUTO, EAGER, ComputeSettings
 from configs.job import JobFailedError
+from configs.memory import NO_MEMORY_OPTIONS, MemoryOptions, ModelMemory
+from configs.model_files import BLOCKS, model_memory
 from configs.model_preset import ModelPreset
 from pipelines.colour_learning import ColourLearner
+from pipelines.compiling import RepeatedBlocks
 from pipelines.families import FAMILIES, Family, Network, Pipeline
+from pipelines.fitting import OffloadError, place_weights
 from pipelines.folder import FolderError, check_folder
+from pipelines.fp8 import Fp8Error, require_fp8, to_fp8
+from pipelines.placement import Placement
 from pipelines.precision import Precision, PrecisionError, choose_precision
 from pipelines.text_cache import TextCache
+
+if TYPE_CHECKING:
+    from pipelines.parallel import ParallelGroup
+    from pipelines.ranks import Ranks
 
 LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 # Both fail on weights of a wrong shape; told to ignore them, transformers says which they are.
@@ -46,16 +58,62 @@ class LoadedPipeline:
     load_seconds: float
     busy: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     """Held while a job runs: a pipeline keeps state, and two jobs at once would spoil both clips."""
+    parallel: "ParallelGroup | None" = field(default=None, repr=False, compare=False)
+    """The ranks that denoise together, of which this process is one; None: it does so alone."""
+    ranks: "Ranks | None" = field(default=None, repr=False, compare=False)
+    """On rank 0 of several: the others' processes."""
+    memory_options: MemoryOptions = NO_MEMORY_OPTIONS
+    compute: ComputeSettings = EAGER
+    blocks: RepeatedBlocks = field(default_factory=RepeatedBlocks.eager, repr=False, compare=False)
+    """Of the transformers, compiled or not."""
     texts: TextCache = field(default_factory=TextCache, repr=False, compare=False)
     colours: ColourLearner = field(default_factory=ColourLearner, repr=False, compare=False)
     """What the jobs of this process have shown of a VAE that no table is for; previews need it."""
 
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the networks are. Made once, when the weights are those that jobs run with."""
+        return Placement.of(self.networks, BLOCKS, self.device)
 
-def load_pipeline(preset: ModelPreset, *, device: str = "auto", dtype: str = "auto") -> LoadedPipeline:
-    """Load the preset's model, move it to the device and check it.
+    @cached_property
+    def memory(self) -> ModelMemory:
+        """What decides how much memory a job needs; made as ``placement`` is."""
+        weights = {
+            name: {
+                key: tensor.nbytes for key, tensor in (*module.named_parameters(), *module.named_buffers())
+            }
+            for name, module in self.networks.items()
+        }
+        configs = {name: _config(module) for name, module in self.networks.items()}
+        return model_memory(
+            self.preset, self.pipe.config, configs, weights, self.dtype.itemsize, self.vae_dtype.itemsize
+        )
+
+    @property
+    def transformers(self) -> list[Any]:
+        """The one, or the two, that denoise."""
+        return [module for name, module in self.networks.items() if name.startswith("transformer")]
+
+    @property
+    def networks(self) -> dict[str, Any]:
+        """The networks that the pipeline has, by name."""
+        found = {name: getattr(self.pipe, name) for name in self.family.network_names}
+        return {name: module for name, module in found.items() if module is not None}
+
+
+def load_pipeline(
+    preset: ModelPreset,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    memory: MemoryOptions = NO_MEMORY_OPTIONS,
+    compute: ComputeSettings = AUTO,
+) -> LoadedPipeline:
+    """Load the preset's model, check it, and put on the device what fits there beside the work.
 
     ``device``: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:<index>``. ``dtype``: ``auto``
     (bfloat16 on CUDA; on a CPU whatever a short measurement finds faster), ``float32`` or ``bfloat16``.
+    Blocks that are to be compiled are so in the first pass.
 
     Raises:
         JobFailedError: ``model_load_failed``, naming the folder and what is wrong with it.
@@ -67,18 +125,33 @@ def load_pipeline(preset: ModelPreset, *, device: str = "auto", dtype: str = "au
         folder = _folder(preset, family)
         pipe = _load(folder, family, precision)
         _check_fit(pipe, family, preset)
-        pipe.to(precision.device)
         if precision.device.type == "cpu":
             _channels_last(pipe.vae)
-    return LoadedPipeline(
-        pipe=pipe,
-        family=family,
-        preset=preset,
-        device=precision.device,
-        dtype=precision.network,
-        vae_dtype=precision.vae,
-        load_seconds=time.perf_counter() - start,
-    )
+        blocks = family.blocks(pipe)
+        if compute.precision == "fp8":
+            require_fp8(precision.device, precision.network)
+            to_fp8(blocks)
+        loaded = LoadedPipeline(
+            pipe=pipe,
+            family=family,
+            preset=preset,
+            device=precision.device,
+            dtype=precision.network,
+            vae_dtype=precision.vae,
+            load_seconds=0.0,
+            memory_options=memory,
+            compute=compute,
+            blocks=RepeatedBlocks(blocks, precision.device, compute.compile),
+        )
+        place_weights(loaded)
+    # A copy would have another placement; no one else has seen this one yet.
+    object.__setattr__(loaded, "load_seconds", time.perf_counter() - start)
+    return loaded
+
+
+def _config(network: Any) -> dict[str, Any]:
+    config = network.config
+    return dict(config) if isinstance(config, Mapping) else dict(config.to_dict())
 
 
 @contextlib.contextmanager
@@ -87,7 +160,7 @@ def _as_load_failure(preset: ModelPreset) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = isinstance(error, FolderError | PrecisionError)
+        known = isinstance(error, FolderError | PrecisionError | OffloadError | Fp8Error)
         reason = str(error) if known else f"{type(error).__name__}: {error}"
         where = preset.folder or preset.source
         raise JobFailedError(

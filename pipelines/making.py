@@ -5,6 +5,7 @@ not know: threads, or the files that frames become.
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +13,32 @@ from pathlib import Path
 import torch
 
 from attention import SwapHandle
-from configs.job import AttentionReport, DecodeReport, JobEvent, JobParameters, RunEnvironment, StepSeconds
-from pipelines.attending import attention_report, swapped
+from configs.compute import ComputeReport
+from configs.job import (
+    AttentionReport,
+    DecodeReport,
+    JobEvent,
+    JobParameters,
+    MemoryReport,
+    RunEnvironment,
+    StepSeconds,
+)
+from pipelines.attending import attention_report, parallel_report, swapped
 from pipelines.cancel import CancelFlag, checked_inside
 from pipelines.checkpoint import Checkpoint
 from pipelines.checkpointing import CheckpointKeeper
+from pipelines.computing import Computing
 from pipelines.decoding import decode
-from pipelines.denoise import StepWatch, denoise, step_seconds
+from pipelines.denoise import BetweenSteps, StepWatch, denoise, step_seconds
+from pipelines.failures import first_line, is_out_of_memory
+from pipelines.feed_forward import sliced_feed_forward
+from pipelines.fitting import JobMemory
 from pipelines.frames import Frames
 from pipelines.loading import LoadedPipeline
 from pipelines.manifests import environment_of
+from pipelines.memory import release_memory
 from pipelines.previewing import Previewer
+from pipelines.split_guidance import split_guidance
 from pipelines.stages import StageRecorder
 from pipelines.text import EncodedText, encode_text
 
@@ -36,6 +52,8 @@ class Made:
     decode: DecodeReport
     environment: RunEnvironment
     steps: StepSeconds | None
+    memory: MemoryReport
+    compute: ComputeReport
     resumed_from_step: int | None
     warnings: tuple[str, ...]
 
@@ -60,6 +78,8 @@ class Making:
         self._stages = stages
         self._warnings: list[str] = []
         self._previewer = Previewer(loaded, preview_seconds, emit, self._warnings.append)
+        self._memory = JobMemory(loaded, params, emit, self._warnings.append)
+        self._computing = Computing(loaded, params)
         self._keeper: CheckpointKeeper | None = None
         if checkpoint is not None:
             self._keeper = CheckpointKeeper(
@@ -76,20 +96,27 @@ class Making:
         loaded, flag = self._loaded, self._flag
         flag.check()
         points = loaded.family.cancel_modules(loaded.pipe)
+        if loaded.parallel:  # in the middle of a step, other ranks would wait for this one
+            of_transformers = {module for part in loaded.transformers for module in part.modules()}
+            points = [point for point in points if point not in of_transformers]
         with (
             _torch_set_up(loaded.device),
             _restored(loaded),
             swapped(loaded, self._params) as attention,
             checked_inside(points, loaded.device, flag),
         ):
+            self._memory.begin()
             resume = self._keeper.find() if self._keeper else None
             if resume is not None and resume.step == self._params.num_inference_steps:
                 latents, report, seconds = resume.latents, resume.attention, list[float]()
                 self._warnings.extend(resume.text_warnings)
             else:
                 latents, report, seconds = self._denoised(attention, resume)
+            loaded.placement.stop_encoding_ahead()
             with self._stages.stage("vae_decode"):
-                frames, decode_report = decode(loaded, self._params, latents, flag.check)
+                frames, decode_report = decode(
+                    loaded, self._params, latents, flag.check, self._memory.first_rung
+                )
             self._previewer.learn(latents, frames)
             environment = environment_of(loaded)
         return Made(
@@ -98,6 +125,8 @@ class Making:
             decode=decode_report,
             environment=environment,
             steps=step_seconds(seconds),
+            memory=self._memory.report,
+            compute=self._computing.report(),
             resumed_from_step=resume.step if resume else None,
             warnings=tuple(self._warnings),
         )
@@ -112,17 +141,82 @@ class Making:
         self._warnings.extend(text.warnings)
 
         def report() -> AttentionReport:
-            return attention_report(attention, resume.attention if resume else None)
+            ran = attention_report(attention, resume.attention if resume else None)
+            return ran.model_copy(update={"parallel": parallel_report(loaded, params, attention)})
 
         def between_steps(step: int, latents: torch.Tensor) -> None:
             self._previewer.show(step, latents)
             self._save(step, latents, report(), text)
 
         with self._stages.stage("denoise"):
-            watch = StepWatch(loaded.device, params, attention, self._flag, self._emit, between_steps)
-            latents = denoise(loaded, params, text, watch, resume)
+            self._memory.look_again()
+            watch = self._watch(attention, between_steps)
+            with _mirrored(loaded, params, text, resume):
+                latents = self._denoise_within_memory(text, watch, resume)
+            self._warnings.extend(self._computing.warnings(resume.step if resume else 0))
             self._save(params.num_inference_steps, latents, report(), text)
         return latents, report(), watch.seconds
+
+    def warm_up(self) -> None:
+        """A denoise for nothing: what compiles in a first pass has compiled then."""
+        loaded = self._loaded
+        with _torch_set_up(loaded.device), _restored(loaded), swapped(loaded, self._params) as attention:
+            self._memory.begin()
+            self._denoised(attention, None)
+
+    def follow(self, start: Callable[[], tuple[EncodedText, Checkpoint | None]]) -> None:
+        """The denoise of a rank that follows rank 0, from what that has encoded and read."""
+        loaded, group = self._loaded, self._loaded.parallel
+        if group is None:
+            raise RuntimeError("there is no rank to follow")
+        with contextlib.ExitStack() as stack:
+            with group.agreed():
+                stack.enter_context(_torch_set_up(loaded.device))
+                self._memory.begin()
+                stack.enter_context(_restored(loaded))
+                attention = stack.enter_context(swapped(loaded, self._params))
+                text, resume = start()
+            self._denoise_within_memory(text, self._watch(attention), resume)
+
+    def _watch(
+        self, attention: SwapHandle, between_steps: BetweenSteps = lambda step, latents: None
+    ) -> StepWatch:
+        group = self._loaded.parallel
+        return StepWatch(
+            self._loaded.device,
+            self._params,
+            attention,
+            self._flag,
+            self._emit,
+            between_steps,
+            contextlib.nullcontext if group is None else group.agreed,
+        )
+
+    def _denoise_within_memory(
+        self, text: EncodedText, watch: StepWatch, resume: Checkpoint | None
+    ) -> torch.Tensor:
+        """Latents. A first step that runs out of memory is tried again at lower offload levels."""
+        loaded = self._loaded
+        while True:
+            try:
+                chunks = self._memory.report.feed_forward_chunks
+                with (
+                    loaded.placement.denoising(),
+                    sliced_feed_forward(loaded.transformers, chunks),
+                    _guidance_on_halves(loaded, self._params),
+                    self._computing.within(text),
+                ):
+                    return denoise(loaded, self._params, text, watch, resume)
+            except (RuntimeError, MemoryError) as error:
+                may_retry = not watch.seconds and self._memory.can_lower and loaded.parallel is None
+                if not may_retry or not is_out_of_memory(error):
+                    raise
+                reason = first_line(error)
+            # The error, and the tensors that it holds, are gone here.
+            loaded.family.forget(loaded.pipe)
+            gc.collect()
+            release_memory(loaded.device)
+            self._memory.lower(reason)
 
     def _save(self, step: int, latents: torch.Tensor, attention: AttentionReport, text: EncodedText) -> None:
         if self._keeper and self._keeper.is_due(step):
@@ -134,6 +228,22 @@ def _torch_set_up(device: torch.device) -> Iterator[None]:
     """What torch keeps per thread: no gradients, and the device that kernels are launched on."""
     with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         yield
+
+
+def _mirrored(
+    loaded: LoadedPipeline, params: JobParameters, text: EncodedText, resume: Checkpoint | None
+) -> contextlib.AbstractContextManager[None]:
+    """Within the block, the other ranks denoise the same job, if there are any."""
+    if loaded.ranks is None or loaded.parallel is None:
+        return contextlib.nullcontext()
+    return loaded.ranks.mirrored(loaded.parallel, params, text, resume)
+
+
+def _guidance_on_halves(
+    loaded: LoadedPipeline, params: JobParameters
+) -> contextlib.AbstractContextManager[None]:
+    partners = loaded.parallel.partners(params) if loaded.parallel else None
+    return contextlib.nullcontext() if partners is None else split_guidance(loaded.transformers, partners)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import torch
 from configs.job import JobParameters
 from configs.prompt_length import what_is_cut
 from pipelines.loading import LoadedPipeline
+from pipelines.placement import NoRoomError
 from pipelines.text_cache import EncodedPrompt
 
 
@@ -59,11 +60,12 @@ def encode_text(
 def encode_ahead(loaded: LoadedPipeline, params: JobParameters) -> None:
     """Encode a later job's texts, so that its ``encode_text`` finds them.
 
-    May be called from any thread while a job denoises on the same pipeline, but not while it decodes on a
-    device whose memory is short: it needs the memory of an encoding.
+    May be called from any thread while a job runs on the same pipeline. Where its offload level leaves no
+    room for the text encoder beside what runs, nothing is encoded; the later job then does it by itself.
     """
-    for text in _texts(params).values():
-        _encoded(loaded, text, _nothing)
+    with contextlib.suppress(NoRoomError):
+        for text in _texts(params).values():
+            _encoded(loaded, text, _nothing, ahead=True)
 
 
 def cut_warning(loaded: LoadedPipeline, field: str, text: str) -> str | None:
@@ -79,9 +81,11 @@ def _texts(params: JobParameters) -> dict[str, str]:
     return texts
 
 
-def _encoded(loaded: LoadedPipeline, text: str, while_waiting: Callable[[], None]) -> EncodedPrompt:
+def _encoded(
+    loaded: LoadedPipeline, text: str, while_waiting: Callable[[], None], *, ahead: bool = False
+) -> EncodedPrompt:
     def encode(text: str, limit: int) -> EncodedPrompt:
-        with torch.no_grad(), _current(loaded.device):
+        with torch.no_grad(), _current(loaded.device), loaded.placement.encoding(ahead=ahead):
             embedding, _ = loaded.family.encode_prompts(loaded.pipe, text, None, limit)
         return EncodedPrompt(embedding, _cut(loaded, text, limit))
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 
 from configs.geometry import VideoGeometry
@@ -78,12 +79,45 @@ def encode_prompts(
 
 def decode_latents(pipe: Any, latents: torch.Tensor) -> torch.Tensor:
     """Latents [1, z_dim, T, h, w] -> pictures [F, 3, H, W] in 0 to 1, in the VAE's dtype."""
-    vae = pipe.vae
+    video = pipe.vae.decode(_unscaled(pipe.vae, latents), return_dict=False)[0]
+    return _pictures(pipe, video)
+
+
+def decoded_parts(pipe: Any, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The same pictures in parts [f, 3, H, W], as they are decoded; in tiles there is one part.
+
+    Repeats ``AutoencoderKLWan._decode``, which keeps all frames of the clip on the device.
+    """
+    vae, latents = pipe.vae, _unscaled(pipe.vae, latents)
+    if vae.use_tiling:
+        yield _pictures(pipe, vae.decode(latents, return_dict=False)[0])
+        return
+    vae.clear_cache()
+    hidden = vae.post_quant_conv(latents)
+    for frame in range(hidden.shape[2]):
+        vae._conv_idx = [0]
+        part = vae.decoder(
+            hidden[:, :, frame : frame + 1],
+            feat_cache=vae._feat_map,
+            feat_idx=vae._conv_idx,
+            first_chunk=frame == 0,
+        )
+        if vae.config.patch_size is not None:
+            part = unpatchify(part, patch_size=vae.config.patch_size)
+        yield _pictures(pipe, part.clamp(-1.0, 1.0))
+    vae.clear_cache()
+
+
+def _unscaled(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """What the VAE decodes, on its device and in its number format."""
     latents = latents.to(vae.device, vae.dtype)
     shape = (1, vae.config.z_dim, 1, 1, 1)
     mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents)
     inverse_std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(latents)
-    video = vae.decode(latents / inverse_std + mean, return_dict=False)[0]
+    return latents / inverse_std + mean
+
+
+def _pictures(pipe: Any, video: torch.Tensor) -> torch.Tensor:
     pictures: torch.Tensor = pipe.video_processor.postprocess_video(video, output_type="pt")[0]
     return pictures
 

@@ -32,7 +32,7 @@ def write_files(
             thumbnail = write_thumbnail(made.frames, paths.thumbnail) if paths.thumbnail else None
             flag.check()
             spritesheet = write_spritesheet(made.frames, paths.spritesheet) if paths.spritesheet else None
-            manifest = Manifest.of(params, made.attention, made.environment).model_dump_json()
+            manifest = Manifest.of(params, made.attention, made.environment, made.memory).model_dump_json()
             file = write_mp4(made.frames, paths.video, params.fps, before_frame=flag.check, metadata=manifest)
     except BaseException:
         for path in (paths.thumbnail, paths.spritesheet):
@@ -44,6 +44,8 @@ def write_files(
         thumbnail=thumbnail,
         spritesheet=spritesheet,
         decode=made.decode,
+        memory=made.memory,
+        compute=made.compute,
         resumed_from_step=made.resumed_from_step,
         environment=made.environment,
         metrics=stages.metrics(made.steps),

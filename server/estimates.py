@@ -13,6 +13,7 @@ from typing import Literal
 
 from configs.job import JobParameters
 from configs.model_preset import ModelPreset
+from server.capacity import Capacity
 from server.clip_cost import ClipCost, clip_cost
 from server.job import Job, shape_key
 from server.jobs import JobTable, MeasuredShape, QueuePlace
@@ -24,7 +25,8 @@ _AFTER_DENOISE = frozenset({"vae_decode", "encode_mp4", "store"})
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a clip will take. ``basis``: jobs of its exact shape, or another shape of the model, scaled.
+    """What a clip will take. ``basis``: jobs of its exact shape, or another shape of the model, scaled; None
+    where none has run, and what is known of memory is by formula.
 
     ``fits``: whether the predicted peak is within the device's memory. None: not known.
     """
@@ -36,12 +38,19 @@ class Estimate:
 
 
 def estimate(
-    jobs: JobTable, preset: ModelPreset, parameters: JobParameters, memory_total_bytes: int | None
+    jobs: JobTable,
+    preset: ModelPreset,
+    parameters: JobParameters,
+    memory_total_bytes: int | None,
+    capacity: Capacity | None = None,
 ) -> Estimate:
-    """Predict a clip on an idle worker with its model loaded; ``memory_total_bytes`` is the device's."""
+    """Predict a clip on an idle worker with its model loaded; ``memory_total_bytes`` is the device's.
+
+    ``capacity`` says what a clip needs of which no other length has run.
+    """
     shapes = jobs.measured_shapes(parameters.model)
     if not shapes:
-        return Estimate(None, None, None, None)
+        return Estimate(None, capacity and capacity.fit.peak_bytes, None, capacity and capacity.fits)
     key, steps = shape_key(parameters), parameters.num_inference_steps
     exact = next((shape for shape in shapes if shape.shape == key), None)
     if exact is not None:
@@ -50,8 +59,10 @@ def estimate(
     else:
         cost = clip_cost(parameters, preset)
         seconds = _scaled_seconds(min(shapes, key=lambda shape: _distance(shape, cost)), cost, steps)
-        peak = _fitted_peak(shapes, cost.tokens)
+        peak = capacity.fit.peak_bytes if capacity else _fitted_peak(shapes, cost.tokens)
     fits = None if peak is None or memory_total_bytes is None else peak <= memory_total_bytes
+    if exact is None and capacity is not None:
+        fits = capacity.fits
     return Estimate(seconds, peak, "measured" if exact else "scaled", fits)
 
 

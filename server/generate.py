@@ -32,6 +32,7 @@ from configs.settings import Settings, SettingsError
 from server.model_choice import choose_model
 from server.progress import after_step, at_stage
 from server.rerun import rerun_parameters
+from server.torch_environment import set_up_torch_environment
 from server.validation import problem_of_body
 
 STAGE_TITLES = {
@@ -122,9 +123,17 @@ def run(plan: Plan, console: Console) -> JobResult:
     """
     with _interruptible() as interrupted, _bar(console) as bar:
         task = bar.add_task(STAGE_TITLES["load"], total=100)
+        set_up_torch_environment()
         from pipelines import load_pipeline, run_job
 
-        loaded = load_pipeline(plan.preset, device=plan.settings.device, dtype=plan.settings.dtype)
+        settings = plan.settings
+        loaded = load_pipeline(
+            plan.preset,
+            device=settings.device,
+            dtype=settings.dtype,
+            memory=settings.memory,
+            compute=settings.compute,
+        )
         events = run_job(loaded, plan.parameters, JobPaths(plan.output), is_cancelled=interrupted.is_set)
         for event in events:
             match event:
@@ -154,6 +163,8 @@ def report(plan: Plan, result: JobResult, console: Console) -> None:
         + (f", {parameters.num_inference_steps} steps of {steps.median:.3f} s" if steps else ""),
         "memory": f"{metrics.peak_memory_bytes / 2**20:.0f} MiB at peak",
     }
+    if result.memory is not None and result.memory.offload != "none":
+        lines["offload"] = result.memory.offload
     if result.decode is not None and result.decode.failed:
         lines["decode"] = f"{result.decode.rung}; out of memory: {', '.join(result.decode.failed)}"
     for name, text in lines.items():

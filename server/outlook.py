@@ -5,13 +5,15 @@ Knows: how the parts that know are asked. Does not know: arithmetic, SQL or HTTP
 
 from collections.abc import Mapping
 
+from configs.job import JobParameters
 from configs.model_preset import ModelPreset
 from configs.prompt_length import TokenizerNotFoundError, cut_text, cut_words
+from server.capacity import Capacity, what_is_missing
 from server.clip_cost import clip_cost
 from server.estimates import Estimate, estimate, seconds_until_start
-from server.schemas import RerunRequest, VideoEstimate, VideoRequest
+from server.schemas import FittingClip, RerunRequest, VideoEstimate, VideoRequest
 from server.services import Services
-from server.submission import length_warnings, resolve_request
+from server.submission import capacity_for, length_warnings, resolve_request
 
 _GIB = 2**30
 
@@ -21,7 +23,8 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
     parameters, preset = resolve_request(services, request), services.preset
     worker = services.worker()
     memory = worker.memory_total_bytes if worker else None
-    found = estimate(services.jobs, preset, parameters, memory)
+    room = capacity_for(services, parameters)
+    found = estimate(services.jobs, preset, parameters, memory, room)
     cost = clip_cost(parameters, preset)
     place = services.jobs.place_of_next(parameters.model, request.priority)
     frames, fps, steps = parameters.num_frames, parameters.fps, parameters.num_inference_steps
@@ -51,7 +54,14 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
         basis=found.basis,
         memory_total_bytes=memory,
         fits=found.fits,
-        fits_reason=_fits_reason(found, memory),
+        fits_reason=_fits_reason(found, memory, room, parameters),
+        offload=room.fit.offload if room else None,
+        predicted_peak_memory_by_stage=dict(room.fit.peaks) if room else None,
+        peak_memory_error=room.error if room else None,
+        would_fit=[
+            FittingClip(size=f"{clip.width}x{clip.height}", num_frames=clip.num_frames)
+            for clip in (room.would_fit if room else ())
+        ],
         queue_position=place.position,
         starts_in_seconds=_rounded(seconds_until_start(services.jobs, parameters.model, place)),
         warnings=[
@@ -86,9 +96,13 @@ def _cut_warnings(preset: ModelPreset, texts: Mapping[str, str]) -> list[str]:
     return [warning for warning in found if warning is not None]
 
 
-def _fits_reason(found: Estimate, memory: int | None) -> str:
+def _fits_reason(
+    found: Estimate, memory: int | None, room: Capacity | None, parameters: JobParameters
+) -> str:
     peak = found.peak_memory_bytes
-    if found.basis is None:
+    if room is not None and not room.fits:
+        return what_is_missing(room, parameters)
+    if found.basis is None and peak is None:
         return "no job of this model has run here yet"
     if peak is None:
         return "too few lengths have run here to tell how memory grows"

@@ -80,6 +80,9 @@ class Presenter:
             thumbnail=result.thumbnail if result else None,
             spritesheet=result.spritesheet if result else None,
             decode=result.decode if result else None,
+            step_cache=parameters.step_cache,
+            compute=result.compute if result else None,
+            memory=result.memory if result else None,
         )
 
 

@@ -10,16 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from configs.attention import AttentionConfig, AttentionOverrides
+from configs.compute import ComputeReport, StepCache
 from configs.job import (
     AttentionReport,
     DecodeReport,
     ErrorCode,
+    MemoryReport,
     PictureFile,
     Stage,
     StepSeconds,
     VideoFile,
 )
 from configs.manifest import Manifest
+from configs.memory import OffloadLevel
 from configs.model_preset import GenerationDefaults, GenerationLimits
 from configs.resolve import WITHOUT_NUL, GenerationRequest
 from server.job import JOB_ID_PATTERN, JobStatus
@@ -192,6 +195,9 @@ class Video(BaseModel):
     thumbnail: PictureFile | None
     spritesheet: PictureFile | None
     decode: DecodeReport | None
+    step_cache: StepCache
+    compute: ComputeReport | None = Field(description="How the transformer was computed, once it has been.")
+    memory: MemoryReport | None
 
 
 class VideoList(BaseModel):
@@ -234,6 +240,13 @@ class VideoPreview(BaseModel):
     data_url: str
 
 
+class FittingClip(BaseModel):
+    """A clip that the device has room for."""
+
+    size: str
+    num_frames: int
+
+
 class VideoEstimate(BaseModel):
     """What a submission would become, and what it would take. Nothing is queued.
 
@@ -263,9 +276,19 @@ class VideoEstimate(BaseModel):
     basis: Literal["measured", "scaled"] | None = Field(
         description="Jobs of this very shape, or another shape of the model, scaled; null: none has run yet."
     )
+    predicted_peak_memory_by_stage: dict[Stage, int] | None = Field(
+        description="By formula, scaled by the nearest job that ran; null: model or device not known yet."
+    )
+    peak_memory_error: float | None = Field(
+        description="The formula's largest relative error in recent jobs of the model; null: none ran."
+    )
+    offload: OffloadLevel | None = Field(description="Which weights would leave the device.")
     memory_total_bytes: int | None = Field(description="Of the worker's device.")
     fits: bool | None
     fits_reason: str
+    would_fit: list[FittingClip] = Field(
+        description="Where it does not fit: the longest clip of its size and the largest of its length."
+    )
     queue_position: int = Field(description="That it would get; 1 is next.")
     starts_in_seconds: float | None
     warnings: list[str]

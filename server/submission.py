@@ -7,6 +7,7 @@ import hashlib
 
 from configs.job import JobParameters
 from configs.resolve import RequestError, resolve
+from server.capacity import Capacity, capacity, what_is_missing
 from server.errors import ApiError
 from server.estimates import retry_after_full_queue, retry_after_quota
 from server.job import NewJob
@@ -16,6 +17,8 @@ from server.schemas import RerunRequest, VideoRequest
 from server.services import Services
 
 MAX_KEY_CHARACTERS = 255
+# Jobs that a prediction of memory is compared with.
+RECENT_JOBS = 20
 
 AnyRequest = VideoRequest | RerunRequest
 
@@ -35,6 +38,7 @@ def submit(
             headers={"Retry-After": "30"},
         )
     parameters = resolve_request(services, request)
+    _refuse_without_room(services, parameters)
     new = NewJob(
         parameters,
         attention_asked=request.attention if isinstance(request, VideoRequest) else None,
@@ -74,6 +78,21 @@ def length_warnings(request: AnyRequest, parameters: JobParameters) -> list[str]
     if asked is None or asked == frames / fps:
         return []
     return [f"seconds {asked:g} becomes {frames / fps:g} ({frames} frames), the nearest valid length"]
+
+
+def capacity_for(services: Services, parameters: JobParameters) -> Capacity | None:
+    """What a clip needs of the worker's device; None while that is not known."""
+    recent = services.jobs.recent_completed(parameters.model, RECENT_JOBS)
+    return capacity(services.preset, services.settings.memory, services.worker(), recent, parameters)
+
+
+def _refuse_without_room(services: Services, parameters: JobParameters) -> None:
+    found = capacity_for(services, parameters)
+    if found is None or found.fits:
+        return
+    shorter = any(clip.num_frames < parameters.num_frames for clip in found.would_fit)
+    field = "num_frames" if shorter else "size"
+    raise ApiError(400, "does_not_fit", what_is_missing(found, parameters), param=field)
 
 
 def _check_model(services: Services, model: str | None) -> None:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from configs.attention import AttentionConfig
 from configs.job import (
     DeviceReleased,
     JobCancelledError,
     JobEvent,
     JobFailedError,
     JobFinished,
+    MemoryPlanned,
     StageStarted,
 )
 from configs.model_preset import ModelPreset
@@ -37,6 +39,7 @@ from server.protocol import (
     WorkerCommand,
     WorkerMessage,
 )
+from server.torch_environment import set_up_torch_environment
 from server.worker_link import SupervisorLink
 
 if TYPE_CHECKING:
@@ -66,16 +69,26 @@ def run_worker(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
 
 
 def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
+    set_up_torch_environment()
     try:
         # All that a job needs: what an installation lacks must keep the server unready, not fail every job.
         from pipelines import encode_ahead, load_pipeline, run_job  # noqa: F401
-        from pipelines.device_memory import in_use_meter, total_bytes
+        from pipelines.device_memory import in_use_meter
+        from pipelines.fitting import usable_bytes
         from pipelines.mp4 import check_ffmpeg
 
         check_ffmpeg()
 
         logs.adopt_libraries()
-        loaded = load_pipeline(start.preset, device=start.settings.device, dtype=start.settings.dtype)
+        settings = start.settings
+        loaded = load_pipeline(
+            start.preset,
+            device=settings.device,
+            dtype=settings.dtype,
+            memory=settings.memory,
+            compute=settings.compute,
+        )
+        _warm_up(loaded, settings.attention.over(start.preset.attention))
     except JobFailedError as error:
         link.send(ModelLoadFailed(error.message, error.retryable))
         return None
@@ -85,8 +98,20 @@ def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
         return None
     dtype = str(loaded.dtype).removeprefix("torch.")
     link.report_memory(in_use_meter(loaded.device))
-    link.send(ModelLoaded(loaded.load_seconds, str(loaded.device), dtype, total_bytes(loaded.device)))
+    link.send(ModelLoaded(loaded.load_seconds, str(loaded.device), dtype, usable_bytes(loaded)))
     return loaded
+
+
+def _warm_up(loaded: "LoadedPipeline", attention: AttentionConfig) -> None:
+    """Compile what is to be compiled before the first job comes, and say what jobs will run."""
+    from pipelines import warm_up
+
+    log, blocks = logs.get_logger(), loaded.blocks
+    seconds = warm_up(loaded, attention)
+    if blocks.have_failed:
+        log.warning("blocks_run_eager", reason=blocks.eager_reason)
+    else:
+        log.info("blocks", compiled=blocks.are_compiled, reason=blocks.eager_reason, seconds=seconds)
 
 
 class Worker:
@@ -158,6 +183,8 @@ class Worker:
             case StageStarted("denoise") if self._released_at is not None:
                 seconds = time.monotonic() - self._released_at
                 self._log.info("device_was_idle", seconds=round(seconds, 4))
+            case MemoryPlanned(report):
+                self._log.info("job_memory", **report.model_dump(mode="json"))
 
     def _encode_ahead(self) -> None:
         from pipelines.text import encode_ahead

@@ -21,4 +21,4 @@ def get_manifest(video_id: str, services: ServicesParam, owner: OwnerParam) -> M
         raise ApiError(409, "no_content" if job.is_final else "not_ready", message)
     if job.result.environment is None:
         raise ApiError(409, "no_content", f"video {job.id} was made by a version that wrote no manifests")
-    return Manifest.of(job.parameters, job.result.attention, job.result.environment)
+    return Manifest.of(job.parameters, job.result.attention, job.result.environment, job.result.memory)

@@ -14,6 +14,7 @@ from configs.job import (
     JobParameters,
     JobPaths,
     JobResult,
+    MemoryPlanned,
     StageFinished,
     StageStarted,
     StepFinished,
@@ -31,7 +32,7 @@ from tests.tiny_wan import tiny_preset, write_tiny_wan
 def _stock_file(loaded: LoadedPipeline, params: JobParameters, path: Path, result: JobResult) -> VideoFile:
     """The stock pipeline's frames, with our result's manifest."""
     assert result.environment is not None
-    manifest = Manifest.of(params, result.attention, result.environment).model_dump_json()
+    manifest = Manifest.of(params, result.attention, result.environment, result.memory).model_dump_json()
     frames = stock_frames(loaded, params)
     return write_mp4(frames, path, params.fps, before_frame=lambda: None, metadata=manifest)
 
@@ -45,6 +46,7 @@ def test_events_come_in_the_order_of_the_work(
         (StageStarted, "text_encode", None),
         (StageFinished, "text_encode", None),
         (StageStarted, "denoise", None),
+        (MemoryPlanned, None, None),
         (StepFinished, None, 1),
         (StepFinished, None, 2),
         (StepFinished, None, 3),
