@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.job import JobPaths, JobResult
+from configs.job import JobPaths, JobResult, PictureFile, VideoFile
 from server import logs
 from server.backoff import Backoff
 from server.claims import Claim
@@ -28,7 +28,7 @@ from server.storage.job_files import (
     PreviewStored,
     StorageMessage,
 )
-from server.storage.keys import RESULT_KINDS, ObjectKey
+from server.storage.keys import FOLDER, RESULT_KINDS, Kind, ObjectKey
 from server.storage.objects import ObjectVideoStore, UploadStoppedError
 from server.storage.outbox import read_record, write_record
 from server.storage.store import StorageError
@@ -167,7 +167,7 @@ class ObjectJobFiles:
     def close(self) -> None:
         self._errands.close()
 
-    def _path(self, claim: Claim, kind: Any) -> Path:
+    def _path(self, claim: Claim, kind: Kind) -> Path:
         return self._folder.root / str(ObjectKey(claim.job_id, claim.attempt, kind))
 
     def _let_go(self, claim: Claim) -> None:
@@ -187,14 +187,18 @@ class ObjectJobFiles:
 
     def _finished_files(self, claim: Claim, result: JobResult) -> list[_Finished]:
         """The video last: without it no picture is of use."""
-        made = {"thumbnail": result.thumbnail, "spritesheet": result.spritesheet, "video": result.file}
-        found = []
-        for kind, file in made.items():
-            if file is not None:
-                path = self._path(claim, kind)
-                key = ObjectKey(claim.job_id, claim.attempt, kind)  # type: ignore[arg-type]
-                found.append(_Finished(key, path, file.bytes, file.sha256))
-        return found
+        made: dict[Kind, VideoFile | PictureFile | None] = {
+            "thumbnail": result.thumbnail,
+            "spritesheet": result.spritesheet,
+            "video": result.file,
+        }
+        return [
+            _Finished(
+                ObjectKey(claim.job_id, claim.attempt, kind), self._path(claim, kind), file.bytes, file.sha256
+            )
+            for kind, file in made.items()
+            if file is not None
+        ]
 
     async def _carry(self, file: _Finished, stop: asyncio.Event) -> None:
         """Upload a file until it is there, for as long as it takes. Raises OSError, UploadStoppedError."""
@@ -273,7 +277,7 @@ class ObjectJobFiles:
 
     def _newest_checkpoint_here(self, claim: Claim) -> ObjectKey | None:
         names = [path.name for path in self._folder.entries(claim.job_id)]
-        keys = [ObjectKey.parse(f"videos/{claim.job_id}/{name}") for name in names]
+        keys = [ObjectKey.parse(f"{FOLDER}/{claim.job_id}/{name}") for name in names]
         found = [key for key in keys if key and key.kind == "checkpoint" and key.attempt <= claim.attempt]
         return max(found, key=_attempt, default=None)
 

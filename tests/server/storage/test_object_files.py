@@ -43,10 +43,10 @@ def results(job_id: str, attempt: int = 1) -> list[str]:
     return [f"videos/{job_id}/{attempt}.{ending}" for ending in ("mp4", "thumbnail.jpg")]
 
 
-def start_held(running: RunningSupervisor, proxy: FlakyProxy, script: str = "finish", **more: float) -> str:
+def start_held(running: RunningSupervisor, proxy: FlakyProxy, deadline_seconds: float | None = None) -> str:
     """A finished job whose video does not get to the store."""
     proxy.hold("1.mp4")
-    job_id = running.submit(script, **more)  # type: ignore[arg-type]
+    job_id = running.submit("finish", deadline_seconds=deadline_seconds)
     running.wait_for(proxy.is_holding.is_set)
     assert (running.job(job_id).status, running.job(job_id).stage) == ("in_progress", "store")
     return job_id
@@ -102,8 +102,7 @@ def test_an_upload_holds_up_neither_device_nor_worker(supervised: Start, proxy: 
 @pytest.mark.parametrize("how", ["cancelled", "deleted", "failed"])
 def test_an_upload_ends_with_its_job(supervised: Start, bucket: Bucket, proxy: FlakyProxy, how: str) -> None:
     with supervised() as running:
-        more = {"deadline_seconds": 2.0} if how == "failed" else {}
-        job_id = start_held(running, proxy, **more)
+        job_id = start_held(running, proxy, deadline_seconds=2.0 if how == "failed" else None)
         if how == "cancelled":
             running.jobs.cancel(job_id)
         elif how == "deleted":
