@@ -4,6 +4,7 @@ Knows: how a job's setting maps to a swap, and what ran. Does not know: operator
 """
 
 import dataclasses
+import math
 from collections import Counter
 from typing import Literal, TypeVar
 
@@ -19,7 +20,7 @@ from attention import (
     swap,
 )
 from configs.attention import AttentionConfig
-from configs.job import AttentionReport, JobFailedError, JobParameters
+from configs.job import AttentionReport, JobFailedError, JobParameters, ParallelReport
 from pipelines.loading import LoadedPipeline
 
 Known = TypeVar("Known", int, tuple[int, int, int])
@@ -32,15 +33,24 @@ def swapped(loaded: LoadedPipeline, params: JobParameters) -> SwapHandle:
         JobFailedError: ``invalid_input`` for a setting that this model cannot run.
     """
     grid = loaded.preset.geometry.token_grid(params.width, params.height, params.num_frames)
+    ranks = loaded.parallel.token_ranks(params) if loaded.parallel else None
     try:
+        if ranks is not None and math.prod(grid) < ranks.size:
+            raise ValueError(f"a clip of {math.prod(grid)} tokens cannot be shared by {ranks.size} ranks")
+        if ranks is not None and params.step_cache != "off":
+            raise ValueError(
+                f"step_cache {params.step_cache} cannot be used where {ranks.size} ranks share a clip's "
+                "tokens: each would decide by its own; set it to off"
+            )
         setting = params.attention.resolved(grid)
         if setting.backend == "dense":
-            return swap(loaded.pipe, "dense")
+            return swap(loaded.pipe, "dense", ranks=ranks)
         return swap(
             loaded.pipe,
             _backend(setting),
             dense_layers=setting.dense_layers,
             min_tokens=setting.min_tokens,
+            ranks=ranks,
         )
     except ValueError as error:
         raise JobFailedError("invalid_input", f"attention: {error}") from error
@@ -81,4 +91,21 @@ def attention_report(handle: SwapHandle, before: AttentionReport | None = None) 
             "dense_calls": now.dense_calls + before.dense_calls,
             "dense_reasons": dict(Counter(before.dense_reasons) + Counter(now.dense_reasons)),
         }
+    )
+
+
+def parallel_report(
+    loaded: LoadedPipeline, params: JobParameters, handle: SwapHandle
+) -> ParallelReport | None:
+    """How the ranks shared the work; None if there is one only."""
+    group, shared = loaded.parallel, handle.parallel_report()
+    if group is None:
+        return None
+    return ParallelReport(
+        ranks=group.size,
+        guidance=group.guidance(params),
+        token_ranks=shared.ranks if shared else 1,
+        sparse_exchange=shared.sparse_exchange if shared else None,
+        sparse_call_bytes=shared.sparse_call_bytes if shared else 0,
+        dense_call_bytes=shared.dense_call_bytes if shared else 0,
     )

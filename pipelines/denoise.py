@@ -35,6 +35,7 @@ class StepWatch:
         flag: CancelFlag,
         emit: Callable[[StepFinished], None],
         between_steps: BetweenSteps = lambda step, latents: None,
+        agreed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.seconds: list[float] = []
         self.step = 0
@@ -45,6 +46,7 @@ class StepWatch:
         self._flag = flag
         self._emit = emit
         self._between_steps = between_steps
+        self._agreed = agreed
         self._start = 0.0
 
     def begin(self, steps_done: int = 0) -> None:
@@ -60,11 +62,12 @@ class StepWatch:
         self.seconds.append(time.perf_counter() - self._start)
         self.step += 1
         latents = tensors["latents"]
-        require_finite(latents, f"latents after step {self.step} of {self._total}")
-        self._emit(StepFinished(self.step, self._total, self.seconds[-1]))
-        self._flag.check()
-        if self.step < self._total:
-            self._between_steps(self.step, latents)
+        with self._agreed():  # where there are other ranks, all go on or none
+            require_finite(latents, f"latents after step {self.step} of {self._total}")
+            self._emit(StepFinished(self.step, self._total, self.seconds[-1]))
+            self._flag.check()
+            if self.step < self._total:
+                self._between_steps(self.step, latents)
         self._choose_attention(self.step + 1)
         synchronize(self._device)
         self._start = time.perf_counter()

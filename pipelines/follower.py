@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from configs.compute import ComputeSettings
 from configs.job import JobCancelledError, JobFailedError
 from configs.memory import MemoryOptions
 from configs.model_preset import ModelPreset
@@ -43,6 +44,7 @@ class FollowerStart:
     device: str
     dtype: str
     memory: MemoryOptions
+    compute: ComputeSettings
     meeting: str
     timeout_seconds: float
     prepare: Callable[[], None] | None
@@ -61,7 +63,8 @@ def run_follower(start: FollowerStart, pipe: "Connection[Answer, Denoise]") -> N
         return
     while (job := jobs.get()) is not None:
         ended = _take_part(loaded, job)
-        pipe.send(ended)
+        with suppress(OSError):  # rank 0 is gone
+            pipe.send(ended)
         if ended.is_lost:
             os._exit(LOST_EXIT_CODE)  # without a word to the group, whose transfers may hang
 
@@ -79,7 +82,13 @@ def _load(start: FollowerStart, pipe: "Connection[Answer, Denoise]") -> LoadedPi
     try:
         if start.device == "cpu":
             torch.set_num_threads(max(1, torch.get_num_threads() // start.size))
-        loaded = load_pipeline(start.preset, device=start.device, dtype=start.dtype, memory=start.memory)
+        loaded = load_pipeline(
+            start.preset,
+            device=start.device,
+            dtype=start.dtype,
+            memory=start.memory,
+            compute=start.compute,
+        )
     except Exception as error:
         pipe.send(NotLoaded(error.message if isinstance(error, JobFailedError) else repr(error)))
         return None

@@ -23,7 +23,7 @@ def environment_of(loaded: LoadedPipeline) -> RunEnvironment:
         revision=_loaded_revision(loaded),
         pipeline=type(loaded.pipe).__name__,
         scheduler=type(loaded.pipe.scheduler).__name__,
-        device=_device_name(loaded.device),
+        device=_device_name(loaded.device) + (f", {loaded.parallel.size} ranks" if loaded.parallel else ""),
         dtype=_dtype_name(loaded.dtype),
         vae_dtype=_dtype_name(loaded.vae_dtype),
         versions=_installed_versions(),

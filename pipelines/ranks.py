@@ -19,6 +19,7 @@ from typing import NoReturn
 import torch
 
 from attention import check_ranks
+from configs.compute import AUTO, ComputeSettings
 from configs.job import JobFailedError, JobParameters
 from configs.memory import NO_MEMORY_OPTIONS, MemoryOptions
 from configs.model_preset import ModelPreset
@@ -44,6 +45,7 @@ def load_on_ranks(
     device: str = "auto",
     dtype: str = "auto",
     memory: MemoryOptions = NO_MEMORY_OPTIONS,
+    compute: ComputeSettings = AUTO,
     on_broken: Callable[[str], None],
     prepare: Callable[[], None] | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
@@ -58,7 +60,7 @@ def load_on_ranks(
         JobFailedError: ``model_load_failed``: too few devices, a model that so many ranks cannot share, or a
             follower that could not load it.
     """
-    loaded = load_pipeline(preset, device=device, dtype=dtype, memory=memory)
+    loaded = load_pipeline(preset, device=device, dtype=dtype, memory=memory, compute=compute)
     if ranks == 1:
         return loaded
     try:
@@ -75,6 +77,7 @@ def load_on_ranks(
             device=name,
             dtype=str(loaded.dtype).removeprefix("torch."),
             memory=memory,
+            compute=compute,
             meeting=f"{folder}/meeting",
             timeout_seconds=timeout_seconds,
             prepare=prepare,
