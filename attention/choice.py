@@ -13,7 +13,9 @@ from torch import Tensor
 
 Impl = Literal["auto", "reference", "torch", "triton"]
 Chosen = Literal["reference", "torch", "triton"]
+Precision = Literal["full", "fp8"]
 MAX_HEAD_DIM = 256
+FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 _TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,6 +39,32 @@ def resolve_impl(impl: str, q: Tensor) -> Chosen:
             raise ValueError(f"impl='triton' takes float32, bfloat16 or float16, got {q.dtype}")
         return "triton"
     return "reference" if impl == "reference" else "torch"
+
+
+def check_precision(precision: str, impl: str, device: torch.device | None) -> None:
+    """Raise ValueError unless attention can run on the device (None: not known yet) with this precision.
+
+    ``full`` computes in the format of the inputs. ``fp8`` exists as a Triton kernel only, for GPUs that have
+    float8 matrix products; with ``impl="triton"`` the interpreter may play one.
+    """
+    if precision not in get_args(Precision):
+        known = ", ".join(get_args(Precision))
+        raise ValueError(f"precision must be one of {known}, got {precision!r}")
+    if precision == "full":
+        return
+    if impl not in ("auto", "triton"):
+        raise ValueError(f"precision='fp8' is a Triton kernel: it cannot run with impl={impl!r}")
+    if device is None:
+        return
+    if device.type == "cuda":
+        if (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+            name, (major, minor) = torch.cuda.get_device_name(device), found
+            raise ValueError(
+                f"precision='fp8' needs a GPU of compute capability 8.9 or newer (Ada, Hopper); "
+                f"{name} has {major}.{minor}; take precision='full'"
+            )
+    elif impl != "triton" or os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(f"precision='fp8' needs a GPU, got device {device.type}; take precision='full'")
 
 
 def checked_scale(scale: float | None, head_dim: int) -> float:

@@ -20,9 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention.anchor_local.reference import allowed
-from attention.anchor_local.triton_impl import TileConfig, anchor_local_triton
+from attention.anchor_local.triton_impl import anchor_local_triton
 from attention.layout import anchor_local_layout
 from attention.pattern import AnchorLocalPattern
+from attention.triton_tiles import TileConfig
 from benchmarks.gpu import Timing, device_seconds, machine
 
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from attention.anchor_local.reference import anchor_local_reference
 from attention.anchor_local.torch_impl import anchor_local_torch
-from attention.choice import MAX_HEAD_DIM, Impl, checked_scale, resolve_impl
+from attention.choice import MAX_HEAD_DIM, Impl, Precision, check_precision, checked_scale, resolve_impl
 from attention.layout import AnchorLocalLayout, anchor_local_layout
 from attention.pattern import AnchorLocalPattern
 
@@ -20,6 +20,7 @@ def anchor_local_attention(
     q_start: int = 0,
     scale: float | None = None,
     impl: Impl = "auto",
+    precision: Precision = "full",
 ) -> Tensor:
     """Anchor+local attention in the caller's token order.
 
@@ -34,6 +35,7 @@ def anchor_local_attention(
         anchor_offset: position of the first anchor, below anchor_stride.
         scale: factor of the scores, positive; default ``head_dim ** -0.5``.
         impl: ``auto`` takes Triton on a GPU and PyTorch elsewhere; a named one never falls back.
+        precision: ``full`` computes in the format of q, ``fp8`` in 8 bits (q and k int8, weights and v e4m3).
 
     Returns:
         [batch, queries, heads, head_dim], dtype of q.
@@ -47,6 +49,7 @@ def anchor_local_attention(
         raise ValueError(
             f"q_start must lie in 0 .. tokens - queries = {k.shape[1] - q.shape[1]}, got {q_start}"
         )
+    check_precision(precision, impl, q.device)
     chosen = resolve_impl(impl, q)
     if chosen == "reference":
         return anchor_local_reference(q, k, v, pattern, q_start=q_start, scale=scale)
@@ -58,6 +61,7 @@ def anchor_local_attention(
         v.index_select(1, layout.key_order),
         layout,
         scale,
+        precision,
     )
     return ordered.index_select(1, layout.query_inverse)
 
@@ -70,6 +74,7 @@ def anchor_local_ordered(
     *,
     scale: float | None = None,
     impl: Impl = "auto",
+    precision: Precision = "full",
 ) -> Tensor:
     """The same on tokens that already lie in the layout's order: nothing is moved.
 
@@ -79,6 +84,7 @@ def anchor_local_ordered(
         layout: from ``anchor_local_layout``, for the same numbers of tokens and queries.
         scale: factor of the scores, positive; default ``head_dim ** -0.5``.
         impl: as for ``anchor_local_attention``, without ``reference``.
+        precision: as there.
 
     Returns:
         [batch, queries, heads, head_dim] in ``layout.query_order``.
@@ -92,14 +98,27 @@ def anchor_local_ordered(
             f"the layout is for {layout.queries} queries and {layout.tokens} tokens, "
             f"got {q.shape[1]} and {k.shape[1]}"
         )
-    return _run(resolve_impl(impl, q), q, k, v, layout, scale)
+    check_precision(precision, impl, q.device)
+    return _run(resolve_impl(impl, q), q, k, v, layout, scale, precision)
 
 
-def _run(chosen: str, q: Tensor, k: Tensor, v: Tensor, layout: AnchorLocalLayout, scale: float) -> Tensor:
+def _run(
+    chosen: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: AnchorLocalLayout,
+    scale: float,
+    precision: Precision,
+) -> Tensor:
     if chosen == "reference":
         raise ValueError("impl='reference' is defined on the caller's order: use anchor_local_attention")
     if chosen == "torch":
         return anchor_local_torch(q, k, v, layout, scale)
+    if precision == "fp8":
+        from attention.anchor_local.fp8_impl import anchor_local_fp8
+
+        return anchor_local_fp8(q, k, v, layout, scale)
     from attention.anchor_local.triton_impl import anchor_local_triton
 
     return anchor_local_triton(q, k, v, layout, scale)

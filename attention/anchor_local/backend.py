@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention.anchor_local.api import anchor_local_ordered
 from attention.backends import BackendSettings, BlockUnit, TokenGrid, TokenOrder
-from attention.choice import Impl, check_impl, resolve_impl
+from attention.choice import Impl, Precision, check_impl, check_precision, resolve_impl
 from attention.layout import Pattern, clip_layout
 from attention.pattern import AnchorLocalPattern
 from attention.tiles import TilePattern
@@ -22,15 +22,18 @@ class AnchorLocalBackend:
         pattern: of the first denoise step.
         block_unit: what the block size of a pattern of the raster counts.
         anchor_rotation: the offset of the anchors grows by one a step, so that no token is one for ever.
+        precision: of sparse calls; as for ``anchor_local_attention``.
 
     Raises:
-        ValueError: an implementation that knows no order but the caller's, or a unit that is none.
+        ValueError: an implementation that knows no order but the caller's or has no such precision, or a
+            unit that is none.
     """
 
     pattern: Pattern
     impl: Impl = "auto"
     block_unit: BlockUnit = "tokens"
     anchor_rotation: bool = False
+    precision: Precision = "full"
 
     name = "anchor_local"
     differs_by_layer = False
@@ -38,6 +41,7 @@ class AnchorLocalBackend:
 
     def __post_init__(self) -> None:
         check_impl(self.impl)
+        check_precision(self.precision, self.impl, None)
         if self.block_unit not in get_args(BlockUnit):
             known = ", ".join(get_args(BlockUnit))
             raise ValueError(f"block_unit must be one of {known}, got {self.block_unit!r}")
@@ -59,6 +63,7 @@ class AnchorLocalBackend:
             anchor_stride=pattern.anchor_stride,
             anchor_offset=pattern.anchor_offset,
             anchor_rotation=self.anchor_rotation,
+            precision=self.precision,
         )
 
     def check(self, layers: int, heads: int, joint: bool) -> None:
@@ -76,7 +81,7 @@ class AnchorLocalBackend:
         pattern = self.pattern
         if isinstance(pattern, AnchorLocalPattern) and self.block_unit == "frames":
             pattern = replace(pattern, block_size=pattern.block_size * grid.frame_tokens)
-        return AnchorLocalPlan(pattern, grid, self.impl)
+        return AnchorLocalPlan(pattern, grid, self.impl, self.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ class AnchorLocalPlan:
     pattern: Pattern
     grid: TokenGrid
     impl: Impl
+    precision: Precision = "full"
 
     def allowed_pairs(self, text: int) -> int:
         """(query, key) pairs that attend."""
@@ -104,7 +110,7 @@ class AnchorLocalPlan:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int) -> Tensor:
         """[batch, tokens, heads, head_dim] in that order, behind the text."""
         layout = clip_layout(self.pattern, self.grid.thw, q.device, text)
-        return anchor_local_ordered(q, k, v, layout, scale=scale, impl=self.impl)
+        return anchor_local_ordered(q, k, v, layout, scale=scale, impl=self.impl, precision=self.precision)
 
     def implementation(self, q: Tensor) -> str:
         """torch or triton."""

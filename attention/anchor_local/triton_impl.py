@@ -5,32 +5,17 @@ contiguous ranges of keys in one loop, ``[0, anchors)`` and ``[key_begin, key_en
 ``[0, tokens)``. Only the last, partial tile of a range is masked, and no key is visited twice.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attention.choice import is_data_center_gpu
+from attention.anchor_local.tile_table import tile_table
 from attention.layout import AnchorLocalLayout
 from attention.triton_dot import dot
-
-_LOG2_E = 1.4426950408889634
-
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """Shape of the work of one program: query rows, key rows per loop step, warps and pipeline stages."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
+from attention.triton_tiles import LOG2_E, TileConfig, descriptor, fits_descriptor, large_tiles, load_tile
 
 # Fixed per architecture, dtype width and head_dim, so that no request ever waits for tuning. The Hopper rows
 # were measured on an H200 (benchmarks/attention.py --tune); the others keep the shared memory of one program
@@ -53,25 +38,6 @@ _FLOAT32 = {
     128: TileConfig(32, 32, 8, 2),
     256: TileConfig(32, 16, 8, 2),
 }
-
-
-@triton.jit
-def _load_tile(
-    source, batch_row, row, rows_end, column, stride_row, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, TMA: tl.constexpr,
-):  # fmt: skip
-    """[ROWS, COLUMNS] of one head, zero beyond the tensor; by descriptor or by pointers."""
-    if TMA:
-        tile = source.load([batch_row + row, column])
-    else:
-        rows = row + tl.arange(0, ROWS)
-        columns = tl.arange(0, COLUMNS)
-        mask = (rows < rows_end)[:, None] & (columns < HEAD_DIM)[None, :]
-        # int64 before the product: 2^31 elements is 524,288 tokens of 32 heads of 128.
-        tile = tl.load(
-            source + rows[:, None].to(tl.int64) * stride_row + columns[None, :], mask=mask, other=0.0
-        )
-    return tile
 
 
 @triton.jit
@@ -143,7 +109,7 @@ def _anchor_local_kernel(
         k_source += batch * k_stride_batch + kv_head * k_stride_head
         v_source += batch * v_stride_batch + kv_head * v_stride_head
 
-    q = _load_tile(
+    q = load_tile(
         q_source, q_batch_row, begin, queries, q_column, q_stride_row, HEAD_DIM, BLOCK_M, COLUMNS, TMA
     )
     acc = tl.zeros([BLOCK_M, COLUMNS], dtype=tl.float32)
@@ -154,10 +120,10 @@ def _anchor_local_kernel(
     second_tiles = (key_end - key_begin) // BLOCK_N
     for i in tl.range(0, first_tiles + second_tiles):
         row = tl.where(i < first_tiles, i * BLOCK_N, key_begin + (i - first_tiles) * BLOCK_N)
-        key = _load_tile(
+        key = load_tile(
             k_source, kv_batch_row, row, tokens, kv_column, k_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
-        value = _load_tile(
+        value = load_tile(
             v_source, kv_batch_row, row, tokens, kv_column, v_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
         acc, row_max, row_sum = _softmax_step(
@@ -166,10 +132,10 @@ def _anchor_local_kernel(
     first_rest = first_count - first_tiles * BLOCK_N
     if first_rest > 0:
         row = first_tiles * BLOCK_N
-        key = _load_tile(
+        key = load_tile(
             k_source, kv_batch_row, row, tokens, kv_column, k_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
-        value = _load_tile(
+        value = load_tile(
             v_source, kv_batch_row, row, tokens, kv_column, v_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
         acc, row_max, row_sum = _softmax_step(
@@ -178,10 +144,10 @@ def _anchor_local_kernel(
     second_rest = key_end - key_begin - second_tiles * BLOCK_N
     if second_rest > 0:
         row = key_begin + second_tiles * BLOCK_N
-        key = _load_tile(
+        key = load_tile(
             k_source, kv_batch_row, row, tokens, kv_column, k_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
-        value = _load_tile(
+        value = load_tile(
             v_source, kv_batch_row, row, tokens, kv_column, v_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
         acc, row_max, row_sum = _softmax_step(
@@ -219,20 +185,20 @@ def anchor_local_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     columns = max(16, triton.next_power_of_2(head_dim))
     config = config or _tile_config(q, columns)
-    tiles, anchor_tiles = _tile_table(layout, config.block_m, q.device)
-    use_tma = _large_tiles(q.device) and columns == head_dim and all(_fits_descriptor(x) for x in (q, k, v))
+    tiles, anchor_tiles = tile_table(layout, config.block_m, q.device)
+    use_tma = large_tiles(q.device) and columns == head_dim and all(fits_descriptor(x) for x in (q, k, v))
     sources: tuple[Any, ...] = (q, k, v)
     if use_tma:
         sources = (
-            _descriptor(q, config.block_m),
-            _descriptor(k, config.block_n),
-            _descriptor(v, config.block_n),
+            descriptor(q, config.block_m),
+            descriptor(k, config.block_n),
+            descriptor(v, config.block_n),
         )
     _anchor_local_kernel[(tiles.shape[0] * batch * heads,)](
         *sources,
         out,
         tiles,
-        scale * _LOG2_E,
+        scale * LOG2_E,
         queries,
         tokens,
         layout.anchors,
@@ -257,39 +223,8 @@ def anchor_local_triton(
     return out
 
 
-@lru_cache(maxsize=64)
-def _tile_table(layout: AnchorLocalLayout, block_m: int, device: torch.device) -> tuple[Tensor, int]:
-    """int32 [tiles, 4] (query begin, end, key begin, end), anchor tiles first; and how many those are."""
-    anchor_run = torch.tensor([[0, layout.anchor_queries, 0, 0]])
-    runs = torch.cat([anchor_run, layout.runs])
-    per_run = (runs[:, 1] - runs[:, 0] + block_m - 1) // block_m
-    tiles = runs.repeat_interleave(per_run, dim=0)
-    first_of_run = per_run.cumsum(0) - per_run
-    within = torch.arange(tiles.shape[0]) - first_of_run.repeat_interleave(per_run)
-    tiles[:, 0] += within * block_m
-    return tiles.to(device=device, dtype=torch.int32), int(per_run[0])
-
-
 def _tile_config(q: Tensor, columns: int) -> TileConfig:
     width = max(32, columns)
     if q.dtype == torch.float32:
         return _FLOAT32[width]
-    return (_HOPPER if _large_tiles(q.device) else _OTHER)[width]
-
-
-def _large_tiles(device: torch.device) -> bool:
-    """Whether Hopper's tiles and bulk copies may be used; the interpreter plays a Hopper."""
-    return device.type == "cpu" or is_data_center_gpu(device)
-
-
-def _fits_descriptor(x: Tensor) -> bool:
-    """Whether [B, N, H, D] can be seen as one matrix [B * N, H * D] that a descriptor may describe."""
-    batch, tokens, _, head_dim = x.shape
-    row_bytes = x.stride(1) * x.element_size()
-    one_matrix = x.stride(2) == head_dim and (batch == 1 or x.stride(0) == tokens * x.stride(1))
-    return one_matrix and row_bytes % 16 == 0 and x.data_ptr() % 16 == 0 and batch * tokens < 2**31
-
-
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    batch, tokens, heads, head_dim = x.shape
-    return TensorDescriptor(x, [batch * tokens, heads * head_dim], [x.stride(1), 1], [rows, head_dim])
+    return (_HOPPER if large_tiles(q.device) else _OTHER)[width]
