@@ -22,6 +22,7 @@ class FlakyProxy:
         self.is_flaky = is_flaky
         self.is_down = False
         self.failed = 0
+        self.lines: list[str] = []
         self._target_port = target_port
         self._count = itertools.count(1)
         self._held_word: str | None = None
@@ -58,6 +59,7 @@ class FlakyProxy:
     def pass_on(self, handler: BaseHTTPRequestHandler) -> None:
         """One request."""
         body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
+        self.lines.append(handler.requestline)
         if self._held_word is not None and self._held_word in handler.requestline:
             self.is_holding.set()
             self._is_open.wait()

@@ -1,5 +1,6 @@
 """Finished files on their way to a real S3 server: a real supervisor, a scripted worker process."""
 
+import asyncio
 import hashlib
 import os
 import signal
@@ -56,7 +57,7 @@ def test_finished_files_lie_in_the_store_and_nothing_else(supervised: Start, buc
     with supervised() as running:
         job_id = running.submit("denoise preview checkpoint step until:a finish")
         running.wait_for(lambda: running.job(job_id).preview_step == 1)
-        assert bucket.read(f"videos/{job_id}/1.preview.jpg").content == JPEG
+        assert asyncio.run(bucket.store().preview(job_id, 1)) == JPEG
         running.wait_for(lambda: f"videos/{job_id}/1.checkpoint.safetensors" in bucket.names())
         running.let("a")
         assert running.wait_for_job(job_id).status == "completed"
