@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from attention.block_topk.backend import BlockTopKBackend
     from attention.block_topk.boxes import BoxPattern
     from attention.block_topk.layout import BoxLayout, box_layout
+    from attention.choice import check_precision
     from attention.layout import AnchorLocalLayout, anchor_local_layout
     from attention.parallel.ranks import RankGroup
     from attention.parallel.report import ParallelReport
@@ -58,6 +59,7 @@ _HOME = {
     "block_topk_attention": "attention.block_topk.api",
     "block_topk_ordered": "attention.block_topk.api",
     "box_layout": "attention.block_topk.layout",
+    "check_precision": "attention.choice",
     "check_ranks": "attention.swapping",
     "density": "attention.pattern",
     "packed_patches": "attention.window_sink.patches",
@@ -93,6 +95,7 @@ __all__ = [
     "block_topk_attention",
     "block_topk_ordered",
     "box_layout",
+    "check_precision",
     "check_ranks",
     "density",
     "packed_patches",

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from attention.choice import Precision
 from attention.window_sink.sinks import SinkMode
 
 WindowUnit = Literal["frames", "tokens"]
@@ -76,6 +77,7 @@ class BackendSettings:
         window: units to the left and to the right that a token of ``window`` sees; None is unbounded.
         window_unit: what the window counts.
         global_frames: latent frames at the start that every token of ``window`` sees.
+        precision: of sparse calls of ``anchor_local``: ``full``, the format of the inputs, or ``fp8``.
         sink_mode: what the sinks of ``window`` mean, if it has any.
         top_k: boxes that a box of ``block_topk`` keeps: below 1 a share of all, else a count.
         pooled_rest: whether each of the others takes part as one key.
@@ -88,6 +90,7 @@ class BackendSettings:
     anchor_stride: int | None = None
     anchor_offset: int | None = None
     anchor_rotation: bool | None = None
+    precision: Precision | None = None
     window: tuple[int | None, int | None] | None = None
     window_unit: WindowUnit | None = None
     global_frames: int | None = None

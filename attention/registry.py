@@ -9,7 +9,7 @@ from attention.anchor_local.backend import AnchorLocalBackend
 from attention.backends import Backend, BlockUnit, DenseBackend, TokenOrderName, WindowUnit
 from attention.block_topk.backend import BlockTopKBackend
 from attention.block_topk.boxes import BoxPattern
-from attention.choice import Impl
+from attention.choice import Impl, Precision
 from attention.layout import Pattern
 from attention.pattern import AnchorLocalPattern
 from attention.tiles import TilePattern
@@ -26,6 +26,7 @@ BACKENDS = {
         "anchor_stride",
         "anchor_offset",
         "anchor_rotation",
+        "precision",
     ),
     "block_topk": ("block_size", "tile_thw", "anchor_stride", "anchor_offset", "top_k", "pooled_rest"),
     "dense": (),
@@ -44,6 +45,7 @@ class Given:
     anchor_stride: int | None = None
     anchor_offset: int | None = None
     anchor_rotation: bool | None = None
+    precision: Precision | None = None
     window: tuple[int | None, int | None] | int | None = None
     window_unit: WindowUnit | None = None
     global_frames: int | None = None
@@ -108,5 +110,9 @@ def _anchor_local(given: Given, impl: Impl) -> AnchorLocalBackend:
     else:
         pattern = AnchorLocalPattern(given.block_size or 0, stride, offset)
     return AnchorLocalBackend(
-        pattern, impl, given.block_unit or "tokens", anchor_rotation=bool(given.anchor_rotation)
+        pattern,
+        impl,
+        given.block_unit or "tokens",
+        anchor_rotation=bool(given.anchor_rotation),
+        precision=given.precision or "full",
     )

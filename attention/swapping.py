@@ -26,7 +26,7 @@ from attention.backends import (
     TokenOrderName,
     WindowUnit,
 )
-from attention.choice import Impl
+from attention.choice import Impl, Precision
 from attention.diffusers_door import check_processor, register_backend
 from attention.families import family_of, self_attention_modules
 from attention.families.family import PerToken, TransformerFamily
@@ -336,6 +336,7 @@ def swap(
     anchor_stride: int | None = None,
     anchor_offset: int | None = None,
     anchor_rotation: bool | None = None,
+    precision: Precision | None = None,
     window: tuple[int | None, int | None] | int | None = None,
     window_unit: WindowUnit | None = None,
     global_frames: int | None = None,
@@ -362,6 +363,7 @@ def swap(
         anchor_stride, anchor_offset: one in so many tokens is an anchor, and which one; default 0. The stride
             is needed by ``anchor_local``; without one ``block_topk`` has no anchors.
         anchor_rotation: the offset grows by one a denoise step (``set_step``); default no.
+        precision: of ``anchor_local``: ``full`` (the default), the format of the inputs; or ``fp8``.
         window: of ``window``: units that a token sees to either side of its own, or (left, right); None in
             the pair is unbounded.
         window_unit: what the window counts: ``frames`` (latent ones, the default) or ``tokens``.
@@ -388,6 +390,7 @@ def swap(
         anchor_stride=anchor_stride,
         anchor_offset=anchor_offset,
         anchor_rotation=anchor_rotation,
+        precision=precision,
         window=window,
         window_unit=window_unit,
         global_frames=global_frames,

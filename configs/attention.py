@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 AttentionBackend = Literal["dense", "anchor_local", "block_topk", "window"]
 TokenOrder = Literal["raster", "tile"]
+AttentionPrecision = Literal["full", "fp8"]
 WindowUnit = Literal["frames", "tokens"]
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountFromZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -24,8 +25,11 @@ MAX_TILE_STRIDE = 1024
 # A window of an eighth of the clip to either side, and the first frame: a quarter of the pairs of a clip of
 # 21 latent frames.
 AUTO_WINDOW_SHARE = 8
-# A box of at most so many tokens, and a fifth of the boxes.
+# Boxes of at most so many tokens, unless there would be more than so many of them; a fifth are kept.
+AUTO_BOXES = 1024
 AUTO_BOX_TOKENS = 512
+# Scores of all pairs of boxes are made.
+MAX_BOXES = 2048
 TOP_K = 0.2
 
 # Settings that not every sparse backend has.
@@ -38,6 +42,7 @@ BACKEND_SETTINGS: dict[AttentionBackend, tuple[str, ...]] = {
         "anchor_stride",
         "anchor_offset",
         "anchor_rotation",
+        "precision",
     ),
     "block_topk": ("block_size", "tile_thw", "anchor_stride", "anchor_offset", "top_k", "pooled_rest"),
     "window": ("window", "window_unit", "global_frames"),
@@ -73,6 +78,10 @@ class AttentionConfig(BaseModel):
     anchor_offset: CountFromZero = 0
     anchor_rotation: bool = Field(
         default=False, description="The offset grows by one a step, so that no token is an anchor for ever."
+    )
+    precision: AttentionPrecision = Field(
+        default="full",
+        description="Of sparse calls of anchor_local: full, the model's format, or fp8 (a GPU that has it).",
     )
     window: CountFromZero | Literal["auto"] = Field(
         default="auto", description="Of window: units that a token sees to either side of its own."
@@ -156,13 +165,28 @@ class AttentionConfig(BaseModel):
             found |= self._tiles(grid) if self.token_order == "tile" else self._blocks(frame)
         if self.backend == "block_topk":
             if self.block_size == "auto" and self.tile_thw == "auto":
-                found["tile_thw"] = auto_tile(grid, AUTO_BOX_TOKENS)
+                found["tile_thw"] = auto_tile(grid, max(AUTO_BOX_TOKENS, -(-math.prod(grid) // AUTO_BOXES)))
             found["anchor_stride"] = "none" if self.anchor_stride == "auto" else self.anchor_stride
         if self.backend == "window" and self.window == "auto":
             window = max(1, frames // AUTO_WINDOW_SHARE)
             found["window"] = window if self.window_unit == "frames" else window * frame
         # model_copy does not validate, and the offset must be checked against the stride that will run.
-        return AttentionConfig.model_validate(self.model_dump() | found)
+        config = AttentionConfig.model_validate(self.model_dump() | found)
+        if config.backend == "block_topk":
+            config._check_box_count(grid)
+        return config
+
+    def _check_box_count(self, grid: tuple[int, int, int]) -> None:
+        tile, size, *_ = self.boxes
+        boxes = -(-math.prod(grid) // (size or 1))
+        if tile is not None:
+            boxes = math.prod(-(-side // of_box) for side, of_box in zip(grid, tile, strict=True))
+        if boxes > MAX_BOXES:
+            raise ValueError(
+                f"{f'tile_thw={tile}' if tile else f'block_size={size}'} cuts a clip of "
+                f"{' x '.join(map(str, grid))} tokens into {boxes} boxes; at most {MAX_BOXES} are possible, "
+                "so make it larger"
+            )
 
     @property
     def boxes(self) -> tuple[TileSides | None, int | None, int | None, int]:
@@ -230,6 +254,7 @@ class AttentionOverrides(BaseModel):
     anchor_stride: AnchorStride | None = None
     anchor_offset: CountFromZero | None = None
     anchor_rotation: bool | None = None
+    precision: AttentionPrecision | None = None
     window: CountFromZero | Literal["auto"] | None = None
     window_unit: WindowUnit | None = None
     global_frames: CountFromZero | None = None

@@ -19,12 +19,17 @@ from configs.attention import (
     AnchorStride,
     AttentionBackend,
     AttentionOverrides,
+    AttentionPrecision,
     CountFromZero,
     DenseSteps,
+    TileSides,
     TokenCount,
+    TokenOrder,
     TopK,
     WindowUnit,
 )
+from configs.compute import CompileMode, ComputeSettings, GuidanceBatching, ModelPrecision, StepCache
+from configs.memory import MemoryOptions, OffloadChoice
 from configs.model_preset import BUNDLED_MODEL
 
 PREFIX = "REELWRIGHT_"
@@ -76,6 +81,32 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the transformer; auto suits the device."
     )
+    offload: OffloadChoice = Field(
+        default="auto",
+        description="Weights that leave a GPU while they are not used: none, encoder, model or group; "
+        "auto: as many as the job's memory needs.",
+    )
+    feed_forward_chunks: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        default="auto", description="Slices of tokens in which feed-forward layers run; auto: by length."
+    )
+    memory_limit_bytes: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Most memory of the device that the worker may take. Default: all of it."
+    )
+    compile: CompileMode = Field(
+        default="auto",
+        description="Compile the transformer's blocks: auto (on a GPU, if that works), on (or fail) or off.",
+    )
+    precision: ModelPrecision = Field(
+        default="full",
+        description="Of the transformer's linear layers: full (that of dtype) or fp8 (a GPU that has it).",
+    )
+    guidance_batching: GuidanceBatching = Field(
+        default="auto", description="Both passes of guidance as one batch: auto (short clips), on or off."
+    )
+    step_cache: StepCache | None = Field(
+        default=None,
+        description="Reuse between denoise steps: off, first_block or taylor_seer. Default: the model's.",
+    )
     attention_backend: AttentionBackend | None = Field(
         default=None,
         description="Self-attention: anchor_local, block_topk, window or dense. Default: the model's.",
@@ -85,11 +116,31 @@ class Settings(BaseSettings):
         description="Tokens per local block of anchor_local or box of block_topk, or auto. "
         "Default: the model's.",
     )
+    token_order: TokenOrder | None = Field(
+        default=None,
+        description="Blocks of anchor_local: raster (runs of tokens) or tile (boxes). Default: the model's.",
+    )
+    block_unit: WindowUnit | None = Field(
+        default=None, description="What block_size counts: tokens or latent frames. Default: the model's."
+    )
+    tile_thw: Annotated[TileSides | Literal["auto"] | None, NoDecode] = Field(
+        default=None,
+        description="Sides of a box in tokens, TIMExHEIGHTxWIDTH, such as 3x15x26, or auto. "
+        "Default: the model's.",
+    )
     anchor_stride: AnchorStride | None = Field(
         default=None, description="Every n-th token is an anchor, or auto, or none. Default: the model's."
     )
     anchor_offset: CountFromZero | None = Field(
         default=None, description="Position of the first anchor. Default: the model's."
+    )
+    anchor_rotation: bool | None = Field(
+        default=None, description="The anchors move on by one token a step. Default: the model's."
+    )
+    attention_precision: AttentionPrecision | None = Field(
+        default=None,
+        description="Of anchor_local: full (the format of dtype) or fp8 (a GPU that has it). "
+        "Default: the model's.",
     )
     window: CountFromZero | Literal["auto"] | None = Field(
         default=None, description="Units to either side that window sees, or auto. Default: the model's."
@@ -212,6 +263,15 @@ class Settings(BaseSettings):
             raise ValueError(f"{device!r} is not one of auto, cpu, cuda, cuda:<index>")
         return device
 
+    @field_validator("tile_thw", mode="before")
+    @classmethod
+    def _sides(cls, value: Any) -> Any:
+        if not isinstance(value, str) or value == "auto":
+            return value
+        if not re.fullmatch(r"[1-9]\d{0,9}(x[1-9]\d{0,9}){2}", value):
+            raise ValueError(f"{value!r:.40} is not TIMExHEIGHTxWIDTH in tokens, such as 3x15x26, or auto")
+        return tuple(int(side) for side in value.split("x"))
+
     @field_validator("api_keys_sha256", "webhook_hosts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -256,13 +316,31 @@ class Settings(BaseSettings):
         return tuple(host.lower() for host in hosts)
 
     @property
+    def compute(self) -> ComputeSettings:
+        """What these settings say about how transformers are computed."""
+        return ComputeSettings(
+            compile=self.compile, precision=self.precision, guidance_batching=self.guidance_batching
+        )
+
+    @property
+    def memory(self) -> MemoryOptions:
+        """What these settings say about the device's memory."""
+        chunks = None if self.feed_forward_chunks == "auto" else self.feed_forward_chunks
+        return MemoryOptions(self.offload, chunks, self.memory_limit_bytes)
+
+    @property
     def attention(self) -> AttentionOverrides:
         """What these settings say about attention, over the model's own defaults."""
         return AttentionOverrides(
             backend=self.attention_backend,
+            token_order=self.token_order,
             block_size=self.block_size,
+            block_unit=self.block_unit,
+            tile_thw=self.tile_thw,
             anchor_stride=self.anchor_stride,
             anchor_offset=self.anchor_offset,
+            anchor_rotation=self.anchor_rotation,
+            precision=self.attention_precision,
             window=self.window,
             window_unit=self.window_unit,
             global_frames=self.global_frames,

@@ -17,6 +17,7 @@ from attention import (
     SwapHandle,
     TilePattern,
     WindowBackend,
+    check_precision,
     swap,
 )
 from configs.attention import AttentionConfig
@@ -43,6 +44,8 @@ def swapped(loaded: LoadedPipeline, params: JobParameters) -> SwapHandle:
                 "tokens: each would decide by its own; set it to off"
             )
         setting = params.attention.resolved(grid)
+        if setting.backend == "anchor_local":
+            check_precision(setting.precision, "auto", loaded.device)
         if setting.backend == "dense":
             return swap(loaded.pipe, "dense", ranks=ranks)
         return swap(
@@ -66,9 +69,14 @@ def _backend(setting: AttentionConfig) -> Backend:
     stride, offset = _known(setting.anchor_stride), setting.anchor_offset
     if setting.token_order == "tile":
         tiles = TilePattern(_known(setting.tile_thw), stride, offset)
-        return AnchorLocalBackend(tiles, anchor_rotation=setting.anchor_rotation)
+        return AnchorLocalBackend(tiles, anchor_rotation=setting.anchor_rotation, precision=setting.precision)
     pattern = AnchorLocalPattern(_known(setting.block_size), stride, offset)
-    return AnchorLocalBackend(pattern, block_unit=setting.block_unit, anchor_rotation=setting.anchor_rotation)
+    return AnchorLocalBackend(
+        pattern,
+        block_unit=setting.block_unit,
+        anchor_rotation=setting.anchor_rotation,
+        precision=setting.precision,
+    )
 
 
 def _known(value: Known | Literal["auto", "none"]) -> Known:

@@ -17,12 +17,28 @@ from configs.sources import CONFIG_FLAG, CONFIG_VARIABLE, SourcedSettings, load_
 Own = ParamSpec("Own")
 Given = TypeVar("Given")
 CONFIG = "config"
-MODEL_FIELDS = ("model", "device", "dtype")
+MODEL_FIELDS = (
+    "model",
+    "device",
+    "dtype",
+    "compile",
+    "precision",
+    "guidance_batching",
+    "step_cache",
+    "offload",
+    "feed_forward_chunks",
+    "memory_limit_bytes",
+)
 ATTENTION_FIELDS = (
     "attention_backend",
+    "token_order",
     "block_size",
+    "block_unit",
+    "tile_thw",
     "anchor_stride",
     "anchor_offset",
+    "anchor_rotation",
+    "attention_precision",
     "window",
     "window_unit",
     "global_frames",

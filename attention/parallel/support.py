@@ -37,6 +37,10 @@ def check_shareable(model: str, heads: int, backend: Backend, ranks: int) -> Non
         raise ValueError(
             f"backend {backend.name} runs on one rank only; on several: anchor_local, dense, window"
         )
+    if isinstance(backend, AnchorLocalBackend) and backend.precision != "full":
+        raise ValueError(
+            f"precision={backend.precision!r} runs on one rank only; on several take precision='full'"
+        )
     if isinstance(backend, WindowBackend) and backend.sinks is not None:
         raise ValueError("backend window with sinks runs on one rank only: sinks belong to heads")
 

@@ -135,7 +135,7 @@ def test_every_setting_is_documented_with_its_default(field: str) -> None:
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in lines if line.startswith(f"| `{variable_name(field)}` |")]
     default = Settings.model_fields[field].default
-    is_the_models = field == "attention_backend" or field in AttentionOverrides.model_fields
+        is_the_models = field.removeprefix("attention_") in {*AttentionOverrides.model_fields, "step_cache"}
     absent = "the model's" if is_the_models else "none"
     shown = absent if default is None else "none" if default == () else str(default)
     shown = shown.lower() if isinstance(default, bool) else shown
