@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 CompileMode = Literal["auto", "on", "off"]
 ModelPrecision = Literal["full", "fp8"]
 GuidanceBatching = Literal["auto", "on", "off"]
+GuidanceRan = Literal["none", "batched", "separate", "split"]
 StepCache = Literal["off", "first_block", "taylor_seer"]
 
 
@@ -30,6 +31,10 @@ class ComputeSettings(BaseModel):
     guidance_batching: GuidanceBatching = "auto"
 
 
+AUTO = ComputeSettings()
+EAGER = ComputeSettings(compile="off")
+
+
 class ComputeReport(BaseModel):
     """How a job's transformer passes were computed."""
 
@@ -38,8 +43,9 @@ class ComputeReport(BaseModel):
     compiled: bool = Field(description="Whether the repeated blocks ran compiled.")
     eager_reason: str | None = Field(description="Why they did not; null if they did.")
     precision: ModelPrecision
-    guidance: Literal["none", "batched", "separate"] = Field(
-        description="Classifier-free guidance: not used, both passes in one batch, or one after the other."
+    guidance: GuidanceRan = Field(
+        description="Classifier-free guidance: not used, both passes in one batch, one after the other, or "
+        "each on half of the ranks."
     )
     step_cache: StepCache
     passes: int = Field(description="Forward passes of the transformer in this attempt.")

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.attention import AttentionConfig
+from configs.compute import StepCache
 from configs.geometry import VideoGeometry
 
 PRESET_FOLDER = Path(__file__).parent / "models"
@@ -27,6 +28,7 @@ class GenerationDefaults(BaseModel):
     num_inference_steps: Positive = 50
     guidance_scale: Annotated[float, Field(ge=0)] = 5.0
     negative_prompt: str = ""
+    step_cache: StepCache = "off"
 
 
 class GenerationLimits(BaseModel):

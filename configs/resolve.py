@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from configs.attention import AttentionConfig, AttentionOverrides
+from configs.compute import StepCache
 from configs.geometry import GeometryError
 from configs.job import MAX_SEED, JobParameters
 from configs.model_preset import ModelPreset
@@ -45,6 +46,7 @@ class GenerationRequest(BaseModel):
     guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     attention: AttentionOverrides | None = None
+    step_cache: StepCache | None = None
 
 
 class RequestError(ValueError):
@@ -86,6 +88,8 @@ def resolve(
     except ValueError as error:
         raise RequestError("attention", _first_message(error)) from error
     _check_layers(attention, preset)
+    step_cache = request.step_cache or defaults.step_cache
+    _check_step_cache(step_cache, attention)
     return JobParameters(
         model=preset.name,
         prompt=request.prompt,
@@ -98,6 +102,7 @@ def resolve(
         guidance_scale=guidance,
         seed=secrets.randbelow(MAX_SEED + 1) if request.seed is None else request.seed,
         attention=attention,
+        step_cache=step_cache,
     )
 
 
@@ -109,6 +114,15 @@ def _check_layers(attention: AttentionConfig, preset: ModelPreset) -> None:
         raise RequestError(
             "attention.dense_layers",
             f"dense_layers names {beyond}, but {preset.name} has layers 0 to {preset.num_layers - 1}",
+        )
+
+
+def _check_step_cache(step_cache: StepCache, attention: AttentionConfig) -> None:
+    if step_cache != "off" and attention.backend == "anchor_local" and attention.anchor_rotation:
+        raise RequestError(
+            "step_cache",
+            f"step_cache {step_cache} reuses what earlier steps computed, and attention.anchor_rotation "
+            "changes the order of tokens between steps; use one of the two",
         )
 
 

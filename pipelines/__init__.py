@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipelines.mp4 import probe_mp4, read_manifest
     from pipelines.running import run_job
     from pipelines.text import encode_ahead
+    from pipelines.warming import warm_up
 
 _HOME = {
     "LoadedPipeline": "pipelines.loading",
@@ -20,8 +21,17 @@ _HOME = {
     "probe_mp4": "pipelines.mp4",
     "read_manifest": "pipelines.mp4",
     "run_job": "pipelines.running",
+    "warm_up": "pipelines.warming",
 }
-__all__ = ["LoadedPipeline", "encode_ahead", "load_pipeline", "probe_mp4", "read_manifest", "run_job"]
+__all__ = [
+    "LoadedPipeline",
+    "encode_ahead",
+    "load_pipeline",
+    "probe_mp4",
+    "read_manifest",
+    "run_job",
+    "warm_up",
+]
 
 
 def __getattr__(name: str) -> Any:

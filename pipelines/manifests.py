@@ -26,6 +26,8 @@ def environment_of(loaded: LoadedPipeline) -> RunEnvironment:
         device=_device_name(loaded.device) + (f", {loaded.parallel.size} ranks" if loaded.parallel else ""),
         dtype=_dtype_name(loaded.dtype),
         vae_dtype=_dtype_name(loaded.vae_dtype),
+        compiled=loaded.blocks.are_compiled,
+        precision=loaded.compute.precision,
         versions=_installed_versions(),
     )
 

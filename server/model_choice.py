@@ -21,9 +21,16 @@ def choose_model(settings: Settings) -> tuple[ModelPreset, AttentionConfig]:
     except ValueError as error:
         raise SettingsError(f"{flag_name('model')}: {error}") from error
     try:
-        return preset, settings.attention.over(preset.attention)
+        return _with_step_cache(preset, settings), settings.attention.over(preset.attention)
     except ValidationError as error:
         message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise SettingsError(f"attention settings: {message}") from error
     except ValueError as error:
         raise SettingsError(f"attention settings: {error}") from error
+
+
+def _with_step_cache(preset: ModelPreset, settings: Settings) -> ModelPreset:
+    if settings.step_cache is None:
+        return preset
+    defaults = preset.defaults.model_copy(update={"step_cache": settings.step_cache})
+    return preset.model_copy(update={"defaults": defaults})

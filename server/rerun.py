@@ -47,4 +47,5 @@ def _request_of(parameters: JobParameters) -> GenerationRequest:
         num_inference_steps=parameters.num_inference_steps,
         guidance_scale=parameters.guidance_scale,
         seed=parameters.seed,
+        step_cache=parameters.step_cache,
     )
