@@ -135,11 +135,33 @@ def test_every_setting_is_documented_with_its_default(field: str) -> None:
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     (row,) = [line for line in lines if line.startswith(f"| `{variable_name(field)}` |")]
     default = Settings.model_fields[field].default
-        is_the_models = field.removeprefix("attention_") in {*AttentionOverrides.model_fields, "step_cache"}
+    is_the_models = field.removeprefix("attention_") in {*AttentionOverrides.model_fields, "step_cache"}
     absent = "the model's" if is_the_models else "none"
     shown = absent if default is None else "none" if default == () else str(default)
     shown = shown.lower() if isinstance(default, bool) else shown
     assert f"| {shown} |" in row.replace("`", "")
+
+
+def test_settings_of_the_orders_of_anchor_local() -> None:
+    settings = load_settings(
+        {
+            "token_order": "tile",
+            "tile_thw": "3x15x26",
+            "anchor_rotation": "true",
+            "attention_precision": "fp8",
+        }
+    )
+    said = settings.attention.model_dump(exclude_none=True)
+    assert said == {
+        "token_order": "tile",
+        "tile_thw": (3, 15, 26),
+        "anchor_rotation": True,
+        "precision": "fp8",
+    }
+    assert load_settings({"tile_thw": "auto"}).attention.tile_thw == "auto"
+    for wrong in ("3x15", "3,15,26", "0x1x1"):
+        with pytest.raises(SettingsError, match=r"REELWRIGHT_TILE_THW|--tile-thw"):
+            load_settings({"tile_thw": wrong})
 
 
 def test_every_row_of_the_document_is_a_setting() -> None:
