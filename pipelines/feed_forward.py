@@ -6,14 +6,12 @@ of its blocks, and only takes sizes that divide the tokens.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from diffusers.models.attention import FeedForward
 from torch import nn
-
-from pipelines.instance_forward import replaced_forward
 
 
 @contextlib.contextmanager
@@ -27,28 +25,39 @@ def sliced_feed_forward(transformers: Sequence[nn.Module], chunks: int) -> Itera
     """
     if chunks < 1:
         raise ValueError(f"feed_forward_chunks is {chunks}; at least 1 slice is needed")
-    layers = [
+    layers: list[Any] = [
         module
         for transformer in transformers
         for module in transformer.modules()
-        if isinstance(module, FeedForward) and chunks > 1
+        if type(module) is FeedForward and chunks > 1
     ]
-    with contextlib.ExitStack() as stack:
+    try:
         for layer in layers:
-            stack.enter_context(replaced_forward(layer, lambda forward: partial(_in_slices, forward, chunks)))
+            # Not another forward of this one object, for which each layer of each job would compile anew.
+            layer.__class__ = SlicedFeedForward
+            layer.chunks = chunks
         yield
+    finally:
+        for layer in layers:
+            layer.__class__ = FeedForward
+            vars(layer).pop("chunks", None)
 
 
-def _in_slices(
-    forward: Callable[[torch.Tensor], torch.Tensor], chunks: int, hidden_states: torch.Tensor
-) -> torch.Tensor:
-    """Hidden states [batch, tokens, channels] or [tokens, channels] -> the same shape."""
-    dim = hidden_states.ndim - 2
-    tokens = hidden_states.shape[dim]
-    size = (tokens + chunks - 1) // chunks
-    slices = [
-        forward(hidden_states.narrow(dim, start, min(size, tokens - start)))
-        for start in (size * index for index in range(chunks))
-        if start < tokens
-    ]
-    return torch.cat(slices, dim)
+class SlicedFeedForward(FeedForward):  # type: ignore[misc]  # Diffusers has no types
+    """What such a layer is within the block."""
+
+    chunks: int
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Hidden states [batch, tokens, channels] or [tokens, channels] -> the same shape."""
+        dim = hidden_states.ndim - 2
+        tokens = hidden_states.shape[dim]
+        size = (tokens + self.chunks - 1) // self.chunks
+        slices = [
+            super(SlicedFeedForward, self).forward(
+                hidden_states.narrow(dim, start, min(size, tokens - start))
+            )
+            for start in (size * index for index in range(self.chunks))
+            if start < tokens
+        ]
+        return torch.cat(slices, dim)
