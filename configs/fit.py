@@ -48,7 +48,8 @@ class Room:
     def of(cls, available_bytes: int, *, is_gpu: bool, choice: OffloadChoice = "auto") -> "Room":
         """Of a GPU, whose weights can go to the host; or of a CPU, where they are there already."""
         if not is_gpu:
-            return cls(available_bytes, ("none",), decodes_on_cpu_too=False)
+            only: OffloadLevel = "none" if choice == "auto" else choice
+            return cls(available_bytes, (only,), decodes_on_cpu_too=False)
         levels = OFFLOAD_LEVELS if choice == "auto" else (choice,)
         return cls(max(0, available_bytes - GPU_RESERVE_BYTES), levels, decodes_on_cpu_too=True)
 

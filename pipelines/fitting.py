@@ -5,12 +5,14 @@ weights move, or what a stage computes.
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING
 
 from configs.fit import Fit, Room, choose, least, predict, what_would_fit
 from configs.job import DecodeRung, JobFailedError, JobParameters, MemoryPlanned, MemoryReport, Stage
 from configs.memory import ClipShape, OffloadLevel, resident_bytes, text_bytes
 from pipelines.device_memory import available_bytes, in_use_meter, limit_memory, total_bytes
+from pipelines.guidance import batches_guidance
 
 if TYPE_CHECKING:
     from pipelines.loading import LoadedPipeline
@@ -33,7 +35,7 @@ class JobMemory:
         warn: Callable[[str], None],
     ) -> None:
         self._loaded = loaded
-        self._clip = clip_shape(params)
+        self._clip = clip_shape(loaded, params)
         self._emit = emit
         self._warn = warn
         self._planned: OffloadLevel | None = None
@@ -119,9 +121,13 @@ class JobMemory:
         return self._loaded.memory_options.feed_forward_chunks
 
 
-def clip_shape(params: JobParameters) -> ClipShape:
+def clip_shape(loaded: "LoadedPipeline", params: JobParameters) -> ClipShape:
     """What of a job decides its memory."""
-    return ClipShape(params.width, params.height, params.num_frames)
+    tokens = prod(loaded.preset.geometry.token_grid(params.width, params.height, params.num_frames))
+    both = params.guidance_scale > 1 and batches_guidance(
+        loaded.compute.guidance_batching, tokens, loaded.device
+    )
+    return ClipShape(params.width, params.height, params.num_frames, batch=2 if both else 1)
 
 
 def room_now(loaded: "LoadedPipeline") -> Room:
@@ -130,7 +136,11 @@ def room_now(loaded: "LoadedPipeline") -> Room:
     if device.type == "cuda":
         return Room.of(available_bytes(device, options.limit_bytes), is_gpu=True, choice=options.offload)
     # On a CPU the weights are held already; what else the process holds is not for the job.
-    return Room.of(available_bytes(device, options.limit_bytes) + loaded.memory.weights_bytes, is_gpu=False)
+    return Room.of(
+        available_bytes(device, options.limit_bytes) + loaded.memory.weights_bytes,
+        is_gpu=False,
+        choice=options.offload,
+    )
 
 
 def place_weights(loaded: "LoadedPipeline") -> None:

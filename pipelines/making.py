@@ -132,9 +132,12 @@ class Making:
         )
 
     def _denoised(
-        self, attention: SwapHandle, resume: Checkpoint | None
+        self,
+        attention: SwapHandle,
+        resume: Checkpoint | None,
+        watcher: BetweenSteps = lambda step, latents: None,
     ) -> tuple[torch.Tensor, AttentionReport, list[float]]:
-        """Latents, what attention ran, and the seconds of each step."""
+        """Latents, what attention ran, and the seconds of each step; ``watcher`` is called between steps."""
         loaded, params = self._loaded, self._params
         with self._stages.stage("text_encode"):
             text = encode_text(loaded, params, while_waiting=self._flag.check)
@@ -145,6 +148,7 @@ class Making:
             return ran.model_copy(update={"parallel": parallel_report(loaded, params, attention)})
 
         def between_steps(step: int, latents: torch.Tensor) -> None:
+            watcher(step, latents)
             self._previewer.show(step, latents)
             self._save(step, latents, report(), text)
 
@@ -159,10 +163,25 @@ class Making:
 
     def warm_up(self) -> None:
         """A denoise for nothing: what compiles in a first pass has compiled then."""
+        self.watched(lambda step, latents: None)
+
+    def watched(self, watcher: BetweenSteps) -> tuple[AttentionReport, list[float]]:
+        """A denoise, and a watcher called between its steps: what attention ran, and seconds of steps."""
         loaded = self._loaded
         with _torch_set_up(loaded.device), _restored(loaded), swapped(loaded, self._params) as attention:
             self._memory.begin()
-            self._denoised(attention, None)
+            _, report, seconds = self._denoised(attention, None, watcher)
+        return report, seconds
+
+    @property
+    def memory(self) -> MemoryReport:
+        """How the job was fitted into the device's memory."""
+        return self._memory.report
+
+    @property
+    def compute(self) -> ComputeReport:
+        """How the transformers were computed."""
+        return self._computing.report()
 
     def follow(self, start: Callable[[], tuple[EncodedText, Checkpoint | None]]) -> None:
         """The denoise of a rank that follows rank 0, from what that has encoded and read."""

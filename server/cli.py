@@ -116,6 +116,36 @@ def generate_command(
         _end("interrupted; nothing was written", 130)
 
 
+@app.command("profile")
+@with_settings((*MODEL_FIELDS, *ATTENTION_FIELDS))
+def profile_command(
+    settings: Settings,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The JSON to write; the picture goes beside it.")
+    ] = Path("profile.json"),
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels.")] = None,
+    num_frames: Annotated[int | None, typer.Option(help="Length in frames.")] = None,
+    guidance_scale: Annotated[float | None, typer.Option(help="Above 1: classifier-free guidance.")] = None,
+) -> None:
+    """Take one denoise step of the model apart: a JSON file, and an SVG picture beside it."""
+    from rich.console import Console
+
+    from server.profile import plan_profile, run_profile
+
+    clip = {
+        "prompt": "a red circle moving left",
+        "size": size,
+        "num_frames": num_frames,
+        "guidance_scale": guidance_scale,
+        "seed": 0,
+    }
+    plan = plan_profile(settings, _request(clip), output)
+    try:
+        run_profile(plan, Console())
+    except JobFailedError as error:
+        _end(f"error: {error.code}: {error.message}", 1)
+
+
 def _request(clip: Mapping[str, object]) -> GenerationRequest:
     from server.validation import problem_of_body
 

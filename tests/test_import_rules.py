@@ -45,14 +45,15 @@ RULES = {
     "server": Rule(frozenset({"configs", "server"}), never=TENSOR_LIBRARIES),
 }
 # Single files that may import more than their folder: the one that knows Diffusers' attention dispatcher, the
-# one that runs in the worker process, the one that runs a job without a server, and the one that counts token
-# pairs (in integers), and the one that draws them.
+# one that runs in the worker process, the ones that run a job or a step without a server, the one that counts
+# token pairs (in integers), and the one that draws them.
 EXCEPTIONS = {
     "attention/diffusers_door.py": frozenset({"diffusers"}),
     "server/attention_cli.py": frozenset({"attention"}),
     "server/clip_cost.py": frozenset({"attention"}),
     "server/worker_process.py": frozenset({"pipelines", "torch"}),
     "server/generate.py": frozenset({"pipelines"}),
+    "server/profile.py": frozenset({"pipelines"}),
 }
 NEVER_LOAD_TORCH = (
     "configs",
