@@ -1,6 +1,7 @@
 """Compiled blocks: one graph for all of them and all lengths, what is told, and what a failure does."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.testing import assert_close
 
 from attention import swap
 from pipelines.compiling import NOT_ON_A_CPU, CompileFailedError, RepeatedBlocks
+from pipelines.feed_forward import sliced_feed_forward
+from pipelines.step_cache import step_cached
 from tests.tiny_wan import LATENT_CHANNELS, TEXT_DIM, tiny_transformer
 
 CPU = torch.device("cpu")
@@ -65,6 +68,27 @@ def test_one_graph_serves_all_blocks_lengths_jobs_and_dense_steps() -> None:
         assert_close(ours, truth, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+def test_slices_caches_and_later_jobs_add_one_graph_each_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is compiled, and when, is decided before the backend, which takes long.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    transformer = tiny_transformer()
+    blocks = RepeatedBlocks(transformer.blocks, CPU, "on")
+
+    def graphs_after_a_job(chunks: int, batch: int = 1) -> int:
+        with anchor_local(transformer), sliced_feed_forward([transformer], chunks):
+            one_pass(transformer, 3, 8, batch)
+            one_pass(transformer, 3, 4, batch)
+        return int(counters["stats"]["unique_graphs"])
+
+    assert [graphs_after_a_job(chunks) for chunks in (1, 2, 2, 1)] == [1, 2, 2, 2]
+    assert graphs_after_a_job(1, batch=2) == 3
+    cached = step_cached([transformer], [transformer.blocks[-1]], "first_block")
+    with cached, transformer.cache_context("cond"), anchor_local(transformer):
+        one_pass(transformer, 3, 8)
+    assert graphs_after_a_job(1) == 3
+    assert blocks.are_compiled
 
 
 def test_auto_runs_eager_on_a_cpu_and_says_why() -> None:
