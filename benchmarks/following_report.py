@@ -16,7 +16,7 @@ from pipelines import LoadedPipeline
 from pipelines.bundled.read_back import ATTRIBUTES, ReadBack, Score, score_read_backs
 from pipelines.bundled.world import ClipSpec
 
-DENSE, DEFAULT, WINDOW = "dense", "default", "window"
+DENSE, DEFAULT, WINDOW, BLOCK_TOPK = "dense", "default", "window", "block_topk"
 SHEET_CLIPS = 12
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.clips import make_clip, read_frames, weights_sha256
 from benchmarks.following_report import (
+    BLOCK_TOPK,
     DEFAULT,
     DENSE,
     SHEET_CLIPS,
@@ -43,6 +44,7 @@ FLAGS = {
     DENSE: (),
     DEFAULT: ("block_size", "anchor_stride", "dense_steps"),
     WINDOW: ("window", "window_unit", "global_frames", "dense_steps"),
+    BLOCK_TOPK: ("top_k", "pooled_rest", "tile_thw", "dense_steps"),
 }
 
 
@@ -143,6 +145,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--window", help="of window: units to either side, or auto")
     parser.add_argument("--window-unit", help="of window: frames or tokens")
     parser.add_argument("--global-frames", type=int, help="of window: first latent frames that all see")
+    parser.add_argument("--top-k", type=float, help="of block_topk: boxes kept; below 1 a share of all")
+    parser.add_argument("--pooled-rest", action="store_true", default=None, help="of block_topk")
+    parser.add_argument(
+        "--tile-thw", nargs=3, type=int, metavar=("TIME", "HEIGHT", "WIDTH"), help="of block_topk: a box"
+    )
     parser.add_argument("--dense-steps", type=float, help="first steps that run dense; below 1 a share")
     parser.add_argument("--size", help="<width>x<height>")
     parser.add_argument("--num-frames", type=int)

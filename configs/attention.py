@@ -267,8 +267,8 @@ class AttentionOverrides(BaseModel):
     def over(self, base: AttentionConfig) -> AttentionConfig:
         """Base with these values on top.
 
-        A setting that the base's backend and another one share means something else there (blocks, boxes), so
-        with another backend it starts from its default.
+        What block_topk shares with others means something else there (boxes, blocks), so a change to or from it
+        starts these from their defaults.
 
         Raises:
             ValueError: a setting that the resulting backend does not have (it would have no effect), or the
@@ -288,7 +288,7 @@ class AttentionOverrides(BaseModel):
         if "block_unit" in said and "block_size" not in said and base.block_size != "auto":
             raise ValueError("block_unit says what block_size counts; give both")
         kept = base.model_dump()
-        if backend != base.backend:
-            for name in set(own) & set(BACKEND_SETTINGS.get(base.backend, ())):
+        if backend != base.backend and "block_topk" in (backend, base.backend):
+            for name in set(BACKEND_SETTINGS["block_topk"]) & set(BACKEND_SETTINGS["anchor_local"]):
                 del kept[name]
         return AttentionConfig.model_validate(kept | said)

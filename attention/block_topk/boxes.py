@@ -86,16 +86,17 @@ class Boxes:
         return tuple(max(most, 1 + len(touching)) for touching in self.neighbours)
 
     def expected_pairs(self, top_k: float) -> float:
-        """(query, key) pairs of a head that attend, if chosen boxes are as long as boxes are on average.
+        """(query, key) pairs of a head that attend, if boxes are chosen at random.
 
-        Exact where all boxes have one length.
+        Exact where all boxes have one length, and where all are kept.
         """
         others = sum(self.lengths)
-        mean = others / max(len(self.lengths), 1)
         pairs = float(self.anchors * (self.anchors + others))
         for length, touching, kept in zip(self.lengths, self.neighbours, self.kept(top_k), strict=True):
             always = length + sum(self.lengths[box] for box in touching)
-            pairs += length * (self.anchors + always + (kept - 1 - len(touching)) * mean)
+            choices = len(self.lengths) - 1 - len(touching)
+            chosen = (others - always) * (kept - 1 - len(touching)) / max(choices, 1)
+            pairs += length * (self.anchors + always + chosen)
         return pairs
 
 
@@ -144,7 +145,7 @@ def _boxes(boxes: BoxPattern, grid: Grid) -> Boxes:
             pattern.anchors_before(end) - pattern.anchors_before(begin) if anchored else 0
             for begin, end in zip(begins, ends, strict=True)
         ]
-    places = list(product(*map(range, counts)))
+    places = [(t, h, w) for t, h, w in product(*map(range, counts))]
     full = [i for i, (size, anchors) in enumerate(zip(sizes, inside, strict=True)) if size > anchors]
     numbers = {places[i]: number for number, i in enumerate(full)}
     return Boxes(

@@ -68,18 +68,18 @@ def attend_selected(
     k_means, v_means = (_means(x, member).repeat_interleave(group, dim=1) for x in (k, v))
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
     exact = ~member.any(0)
-    box = member.int().argmax(0)  # where not exact
+    box = member.int().argmax(0) if len(member) else None  # where not exact
     log_lengths = member.sum(1).to(q.dtype).log()
     out = torch.empty_like(q)
     for begin in range(0, q.shape[1], _ROWS_AT_ONCE):
         rows = slice(begin, min(begin + _ROWS_AT_ONCE, q.shape[1]))
         scores = torch.einsum("bqhd,bkhd->bhqk", q[:, rows], k) * scale
-        if len(member):
+        if box is not None:
             of_rows = selected[:, :, box[rows]]
             seen = exact[rows][:, None] | exact | of_rows[..., box]
             scores = scores.masked_fill(~seen, float("-inf"))
         values = v.transpose(1, 2)
-        if pooled_rest and len(member):
+        if pooled_rest and box is not None:
             rest = torch.einsum("bqhd,bhkd->bhqk", q[:, rows], k_means.to(q.dtype)) * scale + log_lengths
             rest = rest.masked_fill(of_rows | exact[rows][:, None], float("-inf"))
             scores = torch.cat([scores, rest], dim=-1)

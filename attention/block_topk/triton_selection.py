@@ -114,12 +114,12 @@ def _list_kernel(
     there = j < boxes
     need = tl.load(kept + box)
 
-    # Integers in the order of the scores; those that are always kept are above, NaN and padding below all.
+    # Integers in the order of the scores: those always kept are above all, padding below; NaN is -inf.
     score = tl.load(scores + row * boxes + j, mask=there, other=0.0)
     score = tl.where(score == 0.0, 0.0, score)  # -0.0 is no less than 0.0
+    score = tl.where(score == score, score, float("-inf"))
     bits = score.to(tl.int32, bitcast=True)
     rank = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    rank = tl.where(score == score, rank, _LOWEST + 1)
     rank = tl.where(tl.load(always + box.to(tl.int64) * boxes + j, mask=there, other=0) != 0, _ALWAYS, rank)
     rank = tl.where(there, rank, _LOWEST)
 

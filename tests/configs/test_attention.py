@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention.window_sink.window import Window
-from configs.attention import AttentionConfig, AttentionOverrides, WindowUnit, auto_tile
+from configs.attention import MAX_BOXES, AttentionConfig, AttentionOverrides, WindowUnit, auto_tile
 from configs.job import AttentionReport
 
 
@@ -109,6 +109,60 @@ def test_settings_of_another_backend_have_no_effect_and_are_refused() -> None:
     )
     assert (merged.backend, merged.window, merged.dense_steps) == ("window", 2, 2)
     assert AttentionOverrides(backend="anchor_local").over(merged).anchor_stride == 9
+
+
+def test_boxes_are_resolved_and_start_from_their_own_defaults() -> None:
+    base = AttentionConfig(block_size=64, anchor_stride=9, dense_steps=2)
+    boxes = AttentionOverrides(backend="block_topk").over(base)
+    assert (boxes.block_size, boxes.anchor_stride, boxes.dense_steps) == ("auto", "auto", 2)
+    window = AttentionOverrides(backend="window").over(base)  # keeps what it does not use
+    assert AttentionOverrides(backend="block_topk").over(window) == boxes
+    resolved = boxes.resolved((21, 30, 52))
+    assert (resolved.tile_thw, resolved.anchor_stride, resolved.top_k) == ((7, 8, 9), "none", 0.2)
+    assert resolved.resolved((21, 30, 52)) == resolved
+    assert resolved.boxes == ((7, 8, 9), None, None, 0)
+    runs = AttentionOverrides(block_size=128, anchor_stride=7, anchor_offset=2, top_k=3).over(boxes)
+    assert runs.resolved((21, 30, 52)).boxes == (None, 128, 7, 2)
+    back = AttentionOverrides(backend="anchor_local").over(resolved)
+    assert (back.tile_thw, back.anchor_stride, back.block_size) == ("auto", "auto", "auto")
+    with pytest.raises(ValueError, match="resolved"):
+        _ = boxes.boxes
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"top_k": 1.5}, "top_k=1.5 is neither a share of the boxes below 1 nor a whole number"),
+        ({"top_k": 0}, "top_k"),
+        (
+            {"block_size": 64, "tile_thw": (1, 2, 2)},
+            "boxes of block_size=64 tokens in raster order or of tile_thw",
+        ),
+        ({"anchor_offset": 1}, "anchor_offset=1 has no effect without an anchor_stride"),
+        ({"anchor_stride": 1025}, "anchor_stride=1025 must be at most 1024 with tile_thw"),
+        ({"anchor_stride": 4, "anchor_offset": 4}, "anchor_offset=4 must be below anchor_stride=4"),
+        ({"token_order": "tile"}, "token_order has no effect with backend=block_topk"),
+        ({"backend": "anchor_local", "top_k": 2}, "top_k has no effect with backend=anchor_local"),
+        ({"backend": "anchor_local", "anchor_stride": "none"}, "anchor_local needs anchors"),
+        (
+            {"tile_thw": (1, 1, 1)},
+            r"tile_thw=\(1, 1, 1\) cuts .* 21 x 30 x 52 tokens into 32760 boxes; at most 2048",
+        ),
+        ({"block_size": 8}, "block_size=8 cuts a clip"),
+    ],
+)
+def test_boxes_that_cannot_be_are_named(said: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionOverrides.model_validate({"backend": "block_topk"} | said).over(AttentionConfig()).resolved(
+            (21, 30, 52)
+        )
+
+
+@given(st.tuples(*[st.integers(1, 300)] * 3))
+def test_auto_boxes_are_never_too_many(grid: tuple[int, int, int]) -> None:
+    tile, *_ = AttentionConfig(backend="block_topk").resolved(grid).boxes
+    assert tile is not None
+    assert math.prod(-(-side // of_box) for side, of_box in zip(grid, tile, strict=True)) <= MAX_BOXES
 
 
 def test_settings_of_jobs_from_before_there_were_windows_still_parse() -> None:

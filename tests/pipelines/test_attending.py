@@ -66,6 +66,21 @@ def test_tiles_and_rotation_reach_the_swap(loaded: LoadedPipeline, params: JobPa
         assert (handle.report().block_size, handle.report().block_unit) == (16, "tokens")
 
 
+def test_boxes_reach_the_swap(loaded: LoadedPipeline, params: JobParameters) -> None:
+    setting = AttentionConfig(
+        backend="block_topk", tile_thw=(1, 2, 2), anchor_stride=5, anchor_offset=3, top_k=3, pooled_rest=True
+    )
+    with swapped(loaded, _with(params, setting)) as handle:
+        report = attention_report(handle)
+    assert (report.backend, report.tile_thw, report.block_size) == ("block_topk", (1, 2, 2), None)
+    assert (report.anchor_stride, report.anchor_offset) == (5, 3)
+    assert (report.top_k, report.pooled_rest) == (3, True)
+    runs = AttentionConfig(backend="block_topk", block_size=6, top_k=0.3)
+    with swapped(loaded, _with(params, runs)) as handle:
+        report = attention_report(handle)
+    assert (report.block_size, report.tile_thw, report.anchor_stride, report.top_k) == (6, None, None, 0.3)
+
+
 def test_dense_leaves_out_the_pattern(loaded: LoadedPipeline, params: JobParameters) -> None:
     with swapped(loaded, _with(params, AttentionConfig(backend="dense"))) as handle:
         assert (handle.report().backend, handle.report().block_size) == ("dense", None)

@@ -56,6 +56,31 @@ def test_windows_and_tiles_are_drawn() -> None:
     assert [frame.replace("o", "#").replace("@", "#") for frame in tile[2:]] == ["..##..##"] * 2
 
 
+def test_boxes_show_what_is_seen_whatever_they_choose() -> None:
+    flags = [
+        "--grid",
+        "2x4x4",
+        "--attention-backend",
+        "block_topk",
+        "--tile-thw",
+        "1x2x2",
+        "--token",
+        "0,0,0",
+    ]
+    output = shown(*flags, "--top-k", "5")
+    assert [frame.replace("@", "#") for frame in frames_of(output)] == [
+        "########" + "##??" * 2,
+        "##??" * 2 + "?" * 8,
+    ]
+    assert "top_k 5: each of 8 boxes keeps 5 to 5" in output
+    assert f"density {5 / 8:.4f}" in output
+    assert "sees 16 of them (0.5000) whatever the content" in output
+    runs = shown(
+        "--grid", "1x2x4", "--attention-backend", "block_topk", "--block-size", "2", "--anchor-stride", "4"
+    )  # fmt: skip
+    assert frames_of(runs) == ["o???o#@#"]
+
+
 def test_a_picture_shows_the_same(tmp_path: Path) -> None:
     flags = ["--grid", "3x4x5", "--token-order", "tile", "--tile-thw", "2x2x2", "--anchor-stride", "7"]
     drawn = "".join(frames_of(shown(*flags)))

@@ -80,6 +80,16 @@ def test_tiles_attend_to_their_box_and_the_anchors() -> None:
         clip_cost(with_attention(tiles.model_copy(update={"tile_thw": "auto"})), preset_of_layers(2))
 
 
+def test_boxes_attend_to_as_many_as_they_keep() -> None:
+    boxes = AttentionConfig(
+        backend="block_topk", tile_thw=(1, 2, 2), anchor_stride="none", top_k=0.5, dense_steps=0, min_tokens=0
+    )
+    cost = clip_cost(with_attention(boxes), preset_of_layers(2))
+    assert cost.sparse_density == 6 / 12  # 12 boxes of 4 tokens, of which 6 are kept
+    with pytest.raises(ValueError, match="resolved"):
+        clip_cost(with_attention(boxes.model_copy(update={"tile_thw": "auto"})), preset_of_layers(2))
+
+
 @pytest.mark.parametrize(
     "attention",
     [SPARSE.model_copy(update={"backend": "dense"}), SPARSE.model_copy(update={"min_tokens": 49})],

@@ -1,6 +1,6 @@
 """Runs a variant: as it is, or with an explicit mask in the stock model's self-attention."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.attention.families.variants import BATCH, GRID, Grid, Variant
+from tests.attention.families.variants import BATCH, GRID, Grid, Variant, tokens
 
 EXACT = 1e-11
 # Mochi's norms are float32 in a float64 model, too: where a value lies between two of them, 1e-16 decides.
@@ -77,6 +77,40 @@ def run_masked(model: Any, variant: Variant, video: Tensor, grid: Grid = GRID) -
     """The stock model with the mask."""
     with masked(variant, video) as calls:
         out = run(model, variant, grid)
+    assert calls[0] == variant.layers * (BATCH if variant.drops_padding else 1)
+    return out
+
+
+def run_choosing(
+    model: Any, variant: Variant, attend_entry: Callable[[Tensor, Tensor, Tensor, int], Tensor]
+) -> Tensor:
+    """The stock model with another self-attention, which gets one batch entry without its padding.
+
+    ``attend_entry``: q, k, v [1, text and then the clip, heads, head_dim] and the number of text tokens.
+    """
+    video = tokens(GRID)
+    lengths = {video + text for text in (variant.valid if variant.drops_padding else (variant.total,))}
+    calls = [0]
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+        length = query.shape[2]
+        if not (length == key.shape[2] and length in lengths):
+            return STOCK_ATTENTION(query, key, value, **more)
+        calls[0] += 1
+        out = torch.zeros_like(query)
+        for entry in range(query.shape[0]):
+            text = length - video if variant.drops_padding else variant.valid[entry]
+            positions = torch.arange(length)
+            clip = positions[-video:] if variant.text == "first" else positions[:video]
+            words = positions[:text] if variant.text == "first" else positions[video : video + text]
+            both = torch.cat([words, clip])
+            q, k, v = (x[entry : entry + 1, :, both].transpose(1, 2) for x in (query, key, value))
+            out[entry, :, both] = attend_entry(q, k, v, text)[0].transpose(0, 1)
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "scaled_dot_product_attention", attend)
+        out = run(model, variant)
     assert calls[0] == variant.layers * (BATCH if variant.drops_padding else 1)
     return out
 

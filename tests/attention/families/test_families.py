@@ -13,12 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention
 from attention.anchor_local.reference import allowed
+from attention.block_topk.reference import block_topk_reference
 from attention.families import FAMILIES
 from attention.layout import tile_anchors, tile_boxes
 from attention.window_sink.reference import allowed as allowed_by_window
 from attention.window_sink.window import Window
 from tests.attention.families import running
-from tests.attention.families.running import assert_same, expected_density, run, run_masked
+from tests.attention.families.running import assert_same, expected_density, run, run_choosing, run_masked
 from tests.attention.families.variants import BY_NAME, GRID, VARIANTS, Grid, Variant, tokens
 
 # Mochi's rotary embedding asks for an autocast that a CPU does not have, and says so.
@@ -94,6 +95,36 @@ def test_windows_equal_the_mask(models: dict[str, Any], variant: Variant, unit: 
     mask = window_mask(window)
     assert_same(variant, out, run_masked(model, variant, mask))
     assert handle.report().density == expected_density(variant, mask)
+
+
+@every
+@pytest.mark.parametrize("pooled_rest", [False, True])
+def test_boxes_choose_as_the_definition_says(
+    models: dict[str, Any], variant: Variant, pooled_rest: bool
+) -> None:
+    model, pattern = models[variant.name], attention.BoxPattern((2, 2, 3), None, 7, 3)
+
+    def definition(q: Tensor, k: Tensor, v: Tensor, text: int) -> Tensor:
+        return block_topk_reference(
+            q, k, v, pattern, GRID, top_k=0.5, pooled_rest=pooled_rest, text=text, scale=q.shape[-1] ** -0.5
+        )
+
+    dense = run(model, variant)
+    with attention.swap(
+        model,
+        "block_topk",
+        tile_thw=(2, 2, 3),
+        anchor_stride=7,
+        anchor_offset=3,
+        top_k=0.5,
+        pooled_rest=pooled_rest,
+    ) as handle:
+        out = run(model, variant)
+    assert_same(variant, out, run_choosing(model, variant, definition))
+    assert (out - dense).abs().max() > 1e-6 * dense.abs().max()
+    report = handle.report()
+    assert (report.sparse_calls, report.dense_calls, report.tile_thw) == (variant.layers, 0, (2, 2, 3))
+    assert (report.top_k, report.pooled_rest, report.anchor_stride) == (0.5, pooled_rest, 7)
 
 
 @every

@@ -68,6 +68,35 @@ def test_an_estimate_knows_the_density(bundled: RunningServer) -> None:
     assert bundled.client.post("/v1/videos/estimate", json=body).json()["density"] == 12 / 16
 
 
+def test_boxes_that_choose_boxes(bundled: RunningServer) -> None:
+    asked = {
+        "backend": "block_topk",
+        "tile_thw": [1, 4, 4],
+        "top_k": 0.3,
+        "pooled_rest": True,
+        "dense_steps": 1,
+    }
+    body = {"prompt": "a red circle", "size": "64x64", "num_frames": 13, "attention": asked}
+    # 16 boxes of 16 tokens, of which 5 are kept: 0.3 of 16, rounded up; none has more than 4 that touch it.
+    assert bundled.client.post("/v1/videos/estimate", json=body).json()["density"] == 5 / 16
+    video = bundled.submit(size="64x64", num_frames=13, num_inference_steps=2, attention=asked)
+    resolved = video["attention"]["resolved"]
+    assert (resolved["backend"], resolved["anchor_stride"], resolved["top_k"]) == ("block_topk", "none", 0.3)
+    video = bundled.wait_for_job(video["id"])
+    assert video["status"] == "completed", video["error"]
+    ran = video["attention"]["ran"]
+    assert (ran["backend"], ran["implementation"], ran["density"]) == ("block_topk", "torch", 5 / 16)
+    assert (ran["tile_thw"], ran["top_k"], ran["pooled_rest"]) == ([1, 4, 4], 0.3, True)
+    assert (ran["sparse_calls"], ran["dense_reasons"]) == (LAYERS, {"dense_steps": LAYERS})
+    assert ran["anchor_stride"] is ran["window"] is None
+    asked["tile_thw"] = [1, 1, 1]
+    body |= {"size": "256x256", "attention": asked}  # 4 x 32 x 32 tokens
+    refused = bundled.client.post("/v1/videos", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "attention"
+    assert "into 4096 boxes; at most 2048" in refused.json()["error"]["message"]
+
+
 def test_another_backend_is_still_to_be_had(bundled: RunningServer) -> None:
     video = bundled.submit(size="64x64", num_frames=5, num_inference_steps=1, attention={"backend": "dense"})
     assert bundled.wait_for_job(video["id"])["attention"]["ran"]["implementation"] == "sdpa"

@@ -1,0 +1,107 @@
+"""What only a GPU can show: full sizes, capture, no new kernels. ``pytest -m gpu tests/attention/block_topk``."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention import BoxPattern, block_topk_ordered, box_layout
+from attention.block_topk import triton_impl, triton_selection
+from attention.block_topk.layout import BoxLayout
+from attention.block_topk.selection import box_means, box_scores, kept_counts, kept_pairs, selected_boxes
+from attention.block_topk.triton_selection import box_means_triton, key_lists
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda", 0)
+
+
+def random_inputs(layout: BoxLayout, heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    size = (1, layout.tokens, heads, head_dim)
+    q, k, v = (torch.randn(size, device=CUDA, dtype=torch.bfloat16) for _ in range(3))
+    return q, k, v
+
+
+@pytest.mark.parametrize("boxes", [1, 2, 33, 257, 600, 2048])
+def test_choice_is_that_of_pytorch_for_many_boxes(boxes: int) -> None:
+    layout = box_layout(BoxPattern(block_size=50), (1, 1, 50 * boxes - 7), CUDA)
+    scores = torch.randint(-20, 20, (1, 3, boxes, boxes), device=CUDA).float()  # many ties
+    for top_k in (1, 0.2, 0.9):
+        tally = torch.zeros((), dtype=torch.int64, device=CUDA)
+        lists = key_lists(scores, layout, top_k, 128, pooled_rest=True, tally=tally)
+        selected = selected_boxes(scores, layout.always, kept_counts(layout, top_k)[0])
+        assert lists.rest_bias is not None
+        assert torch.equal(lists.rest_bias.isinf().view_as(selected), selected)
+        assert int(tally) == int(kept_pairs(selected, layout))
+        keys = torch.where(selected, layout.bounds.diff(), 0).sum(-1).flatten()
+        is_listed = torch.arange(lists.partial.shape[1], device=CUDA) < lists.counts[:, 1:]
+        assert torch.equal(
+            lists.counts[:, 0] * 128 + torch.where(is_listed, lists.partial[..., 1], 0).sum(-1), keys
+        )
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(32, 128), (48, 96)])  # descriptors, and pointers
+def test_more_than_2_to_the_31_elements(heads: int, head_dim: int) -> None:
+    layout = box_layout(BoxPattern(block_size=1000), (1, 1, 530_001), CUDA)
+    assert layout.tokens * heads * head_dim > 2**31
+    q, k, v = random_inputs(layout, heads, head_dim)
+    scale = head_dim**-0.5
+    out = torch.full_like(q, float("nan"))
+    triton_impl.block_topk_triton(
+        q, k, v, layout, top_k=0.05, pooled_rest=False, scale=scale, tally=None, out=out
+    )
+    assert bool(out.isfinite().all())
+    q_means, k_means = box_means_triton(q, layout), box_means_triton(k, layout)
+    torch.testing.assert_close(k_means[:, -1:], box_means(k[:, :, -1:], layout), rtol=1e-4, atol=1e-5)
+    scores = box_scores(q_means, k_means, scale)
+    selected = selected_boxes(scores, layout.always, kept_counts(layout, 0.05)[0])
+    rows = torch.tensor([0, layout.tokens // 2, layout.tokens - 1], device=CUDA)
+    box = torch.arange(layout.tokens, device=CUDA) // 1000
+    for head in (0, heads - 1):
+        seen = selected[0, head][box[rows]][:, box]
+        logits = (q[0, rows, head].double() @ k[0, :, head].double().T * scale).masked_fill(
+            ~seen, float("-inf")
+        )
+        truth = logits.softmax(-1) @ v[0, :, head].double()
+        error = (out[0, rows, head].double() - truth).norm() / truth.norm()
+        assert error < 2**-7  # one rounding of weights and of outputs in bfloat16
+
+
+def test_a_call_can_be_captured_and_waits_for_nothing() -> None:
+    layout = box_layout(BoxPattern((3, 6, 8), anchor_stride=32), (9, 18, 24), CUDA, text=77)
+    q, k, v = random_inputs(layout, 4, 128)
+    tally = torch.zeros((), dtype=torch.int64, device=CUDA)
+
+    def run() -> Tensor:
+        return block_topk_ordered(q, k, v, layout, top_k=0.3, pooled_rest=True, tally=tally)
+
+    expected = run()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):  # an operation that waits cannot be captured
+        out = run()
+    q.copy_(q.flip(2))
+    k.copy_(k.flip(2))
+    v.copy_(v.flip(2))
+    tally.zero_()
+    graph.replay()
+    assert torch.equal(out.flip(2), expected)
+    counted = int(tally)
+    tally.zero_()
+    run()
+    assert int(tally) == counted > 0
+
+
+def test_new_lengths_compile_nothing() -> None:
+    def run(tokens: int, size: int, text: int) -> None:
+        layout = box_layout(BoxPattern(block_size=size, anchor_stride=9), (1, 1, tokens), CUDA, text)
+        q, k, v = random_inputs(layout, 3, 128)
+        block_topk_ordered(q, k, v, layout, top_k=0.5, pooled_rest=True)
+
+    kernels = (triton_impl._block_topk_kernel, triton_selection._mean_kernel, triton_selection._list_kernel)
+
+    def compiled() -> int:
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+    run(4096, 256, 16)
+    before = compiled()
+    for tokens, size, text in ((4097, 256, 1), (5000, 257, 0), (2048, 128, 32), (100, 100, 3)):
+        run(tokens, size, text)
+    assert compiled() == before

@@ -1,0 +1,29 @@
+"""The kernels compile for GPUs that are not here, within their shared memory."""
+
+import pytest
+
+from tests.attention.compiled import KIB, SHARED_BYTES, needs_of
+
+TARGETS = (
+    "80-128-bf16-rest",
+    "89-256-fp32",
+    "90-128-bf16",
+    "90-128-bf16-rest",
+    "90-96-bf16",
+    "120-64-fp16-rest",
+)
+
+
+@pytest.fixture(scope="module")
+def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    return needs_of(str(__package__), TARGETS, tmp_path_factory.mktemp("triton"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiles_within_shared_memory(target: str, needs: dict[str, dict[str, int]]) -> None:
+    capability, head_dim = target.split("-")[:2]
+    assert needs[target]["shared_bytes"] <= SHARED_BYTES[int(capability)]
+    assert needs[target]["shared_bytes_of_selection"] <= 48 * KIB
+    is_hopper = capability == "90"
+    assert (needs[target]["wgmma"] > 0) == is_hopper
+    assert (needs[target]["bulk_copies"] > 0) == (is_hopper and head_dim == "128")
