@@ -98,7 +98,10 @@ class Supervisor:
         self._log = logs.get_logger()
 
     def run(self) -> None:
-        """Work until drained or orphaned; after that no job is in progress and no worker is left.
+        """Work until drained or orphaned; after that no worker is left.
+
+        In progress are then only jobs whose finished files are not all in the object store; the next start
+        goes on with these.
 
         A job that is not done when the drain time is over goes on from its last checkpoint in the next
         server. None is saved for the drain: that would take as long as a step, which the drain time is for.
