@@ -17,7 +17,6 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from configs.attention import (
     AnchorStride,
-    AnchorStride,
     AttentionBackend,
     AttentionOverrides,
     AttentionPrecision,
@@ -152,14 +151,6 @@ class Settings(BaseSettings):
     )
     global_frames: CountFromZero | None = Field(
         default=None, description="First latent frames that all of window sees. Default: the model's."
-    )
-    top_k: TopK | None = Field(
-        default=None,
-        description="Boxes that a box of block_topk keeps; below 1 a share of all. Default: the model's.",
-    )
-    pooled_rest: bool | None = Field(
-        default=None,
-        description="Boxes that block_topk does not keep take part as mean keys. Default: the model's.",
     )
     top_k: TopK | None = Field(
         default=None,

@@ -66,8 +66,6 @@ def _backend(setting: AttentionConfig) -> Backend:
         return WindowBackend((window, window), setting.window_unit, setting.global_frames)
     if setting.backend == "block_topk":
         return BlockTopKBackend(BoxPattern(*setting.boxes), setting.top_k, setting.pooled_rest)
-    if setting.backend == "block_topk":
-        return BlockTopKBackend(BoxPattern(*setting.boxes), setting.top_k, setting.pooled_rest)
     stride, offset = _known(setting.anchor_stride), setting.anchor_offset
     if setting.token_order == "tile":
         tiles = TilePattern(_known(setting.tile_thw), stride, offset)
