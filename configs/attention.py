@@ -267,8 +267,8 @@ class AttentionOverrides(BaseModel):
     def over(self, base: AttentionConfig) -> AttentionConfig:
         """Base with these values on top.
 
-        What block_topk shares with others means something else there (boxes, blocks), so a change to or from it
-        starts these from their defaults.
+        What block_topk shares with others means something else there (boxes, blocks), so a change to or from
+        it starts these from their defaults.
 
         Raises:
             ValueError: a setting that the resulting backend does not have (it would have no effect), or the

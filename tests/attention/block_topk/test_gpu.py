@@ -1,4 +1,4 @@
-"""What only a GPU can show: full sizes, capture, no new kernels. ``pytest -m gpu tests/attention/block_topk``."""
+"""What only a GPU can show: full sizes, capture, no new kernels. Run with ``pytest -m gpu`` here."""
 
 import pytest
 import torch
