@@ -34,6 +34,7 @@ class ParallelGroup:
     the bytes that all ranks would move for both passes, so it is always done.
 
     Attributes:
+        everyone: all ranks, to share the tokens of a pass.
         has_stopped_together: whether the last ``agreed`` ended in a cancel or an error, on all ranks.
     """
 
@@ -57,7 +58,7 @@ class ParallelGroup:
         self.size = size
         self.has_stopped_together = False
         self._control = dist.new_group(backend="gloo", timeout=timeout)
-        self._all = RankGroup(_required(dist.group.WORLD))
+        self.everyone = RankGroup(_required(dist.group.WORLD))
         self._half = self._pair = None
         if size % 2 == 0:
             half = size // 2
@@ -73,7 +74,7 @@ class ParallelGroup:
 
     def token_ranks(self, params: JobParameters) -> RankGroup | None:
         """The ranks that share the tokens of this rank's passes; None: it has all tokens."""
-        ranks = self._half if self.guidance(params) == "split" else self._all
+        ranks = self._half if self.guidance(params) == "split" else self.everyone
         return None if ranks is None or ranks.size == 1 else ranks
 
     def partners(self, params: JobParameters) -> RankGroup | None:
