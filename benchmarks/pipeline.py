@@ -18,11 +18,13 @@ rest is not in the numbers. The JSON file is written again after every measureme
 import argparse
 import dataclasses
 import importlib.util
+import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.architectures import ARCHITECTURES, Architecture
-from benchmarks.pipeline_process import started
+from benchmarks.pipeline_process import VariantProcess, started
 from benchmarks.pipeline_records import Request
 from benchmarks.pipeline_report import Report, Row, same_weights
 from benchmarks.variants import Variant, read_variant
@@ -37,11 +39,21 @@ def run(requests: Sequence[Request], report: Report, rounds: int, json_path: Pat
         pairs = list(zip(report.rows, processes, strict=True))
         for row, process in pairs:
             row.take(process.facts())
-            _keep(report, json_path)
+        _warm_up(pairs, together=not report.whole_job)
+        _keep(report, json_path)
         for _ in range(rounds):
             for row, process in pairs:
                 row.take(process.measure())
                 _keep(report, json_path)
+
+
+def _warm_up(pairs: Sequence[tuple[Row, VariantProcess]], *, together: bool) -> None:
+    """Compiling takes long and may go on in all processes at once; jobs might not fit beside each other."""
+    for group in [pairs] if together else [[pair] for pair in pairs]:
+        for _, process in group:
+            process.begin_warm_up()
+        for row, process in group:
+            row.take(process.facts())
 
 
 def run_in_turn(requests: Sequence[Request], report: Report, rounds: int, json_path: Path | None) -> None:
@@ -50,6 +62,7 @@ def run_in_turn(requests: Sequence[Request], report: Report, rounds: int, json_p
         for row, request in zip(report.rows, requests, strict=True):
             with started([request]) as (process,):
                 row.take(process.facts())
+                _warm_up([(row, process)], together=True)
                 row.take(process.measure())
             _keep(report, json_path)
 
@@ -75,6 +88,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dense-steps", type=float, default=0.2, help="of sparse jobs, as the server's setting"
     )
+    parser.add_argument("--chunks", type=_positive, default=4, help="slices of the feed-forward")
     parser.add_argument("--width", type=_positive)
     parser.add_argument("--height", type=_positive)
     parser.add_argument("--num-frames", type=_positive)
@@ -162,21 +176,33 @@ def main(arguments: Sequence[str] | None = None) -> Report:
             repeats=found.repeats,
             steps=found.steps,
             dense_steps=found.dense_steps,
+            chunks=found.chunks,
             seed=found.seed,
         )
         for variant in found.variants
     ]
     names = ("width", "height", "num_frames", "block_size", "anchor_stride", "guidance_scale")
     settings: dict[str, object] = {name: getattr(found.chosen, name) for name in names}
-    settings |= {name: getattr(found, name) for name in ("rounds", "repeats", "steps", "dense_steps", "seed")}
+    settings |= {
+        name: getattr(found, name) for name in ("rounds", "repeats", "steps", "dense_steps", "chunks", "seed")
+    }
     settings |= {"in_turn": found.in_turn, "tiny": found.tiny}
     report = Report(found.chosen, found.job, settings, [Row(variant) for variant in found.variants])
-    (run_in_turn if found.in_turn else run)(requests, report, found.rounds, found.json)
-    print(report.table(), flush=True)
+    try:
+        (run_in_turn if found.in_turn else run)(requests, report, found.rounds, found.json)
+    finally:
+        print(report.table(), flush=True)
     if not same_weights(report.rows):
         raise SystemExit("the processes had different weights: nothing can be compared")
+    if failed := [str(row.variant) for row in report.rows if row.failure]:
+        raise SystemExit(f"without all their numbers: {', '.join(failed)}")
     return report
 
 
+def _stop(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)  # a time limit: what is measured is printed, the processes end
     main()

@@ -19,23 +19,25 @@ from benchmarks.pipeline_machine import describe_machine
 from benchmarks.pipeline_records import Facts, JobSeconds, Request, Round
 from benchmarks.pipeline_step import (
     attention_kernels,
+    compile_stock,
     network_dtype,
-    prepare_transformer,
     stock_attention,
     synchronize,
 )
 from benchmarks.random_models import WORDS, fingerprint, random_pipeline, weight_bytes
 from configs.attention import AttentionConfig
+from configs.compute import ComputeSettings
 from configs.geometry import VideoGeometry
 from configs.job import JobFinished, JobParameters, JobPaths, JobResult, StepFinished
+from configs.memory import MemoryOptions
 from configs.model_preset import ModelPreset
-from pipelines import LoadedPipeline, run_job
-from pipelines.families import FAMILIES
+from pipelines import run_job
+from pipelines.loading import made_ready
 from pipelines.memory import peak_meter, release_memory
+from pipelines.precision import Precision
 
 PROMPT_WORDS = 60
 WARM_UP_STEPS = 2
-FAMILY = "wan"
 
 
 class JobBench:
@@ -87,7 +89,8 @@ class StockJobBench(JobBench):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        prepare_transformer(self.pipe.transformer, request.variant)
+        if "compile" in request.variant.switches:
+            compile_stock(self.pipe.transformer)
         if request.variant.offload == "model":
             self.pipe.enable_model_cpu_offload(device=self.device)
 
@@ -162,12 +165,12 @@ class StageClock:
         self._last_step = now
         return {}
 
-    def round(self, attention: str) -> Round:
+    def round(self, ran: str) -> Round:
         """What was measured."""
         return Round(
             step_seconds=tuple(self._steps),
             peak_bytes=dict(self._peaks),
-            attention=attention,
+            ran=ran,
             job=JobSeconds(total=sum(self._seconds.values()), **self._seconds),
         )
 
@@ -177,18 +180,20 @@ class OurJobBench(JobBench):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        prepare_transformer(self.pipe.transformer, request.variant)
-        if request.variant.offload != "none":
-            raise ValueError(f"there is no offload level {request.variant.offload} yet")
         self._preset = preset_of(request.architecture)
-        self._loaded = LoadedPipeline(
-            pipe=self.pipe,
-            family=FAMILIES[FAMILY],
-            preset=self._preset,
-            device=self.device,
-            dtype=network_dtype(self.device),
-            vae_dtype=torch.float32,
-            load_seconds=0.0,
+        switches = request.variant.switches
+        self._loaded = made_ready(
+            self.pipe,
+            self._preset,
+            Precision(self.device, network_dtype(self.device), torch.float32),
+            MemoryOptions(
+                offload=request.variant.offload,
+                feed_forward_chunks=request.chunks if "chunks" in switches else None,
+            ),
+            ComputeSettings(
+                compile="on" if "compile" in switches else "off",
+                precision="fp8" if "fp8" in switches else "full",
+            ),
         )
 
     def run(self, prompt: str, steps: int, path: Path) -> Round:
@@ -215,12 +220,11 @@ def _watched(events: Any, seconds: list[float]) -> Any:
 
 
 def _round_of(result: JobResult, steps: list[float], total: float) -> Round:
-    metrics, report = result.metrics, result.attention
+    metrics = result.metrics
     return Round(
         step_seconds=tuple(steps),
         peak_bytes={str(stage): peak for stage, peak in metrics.peak_memory_by_stage.items()},
-        attention=f"{report.implementation}, density {report.density:.3f}, "
-        f"{report.sparse_calls} sparse and {report.dense_calls} dense calls",
+        ran=_what_ran(result),
         job=JobSeconds(
             total=total,
             text_encode=metrics.text_encode_seconds,
@@ -229,6 +233,22 @@ def _round_of(result: JobResult, steps: list[float], total: float) -> Round:
             encode_mp4=metrics.encode_seconds,
         ),
     )
+
+
+def _what_ran(result: JobResult) -> str:
+    report, memory, compute, decode = result.attention, result.memory, result.compute, result.decode
+    said = [
+        f"{report.implementation}, density {report.density:.3f}",
+        f"{report.sparse_calls} sparse and {report.dense_calls} dense calls",
+    ]
+    if memory is not None:
+        said.append(f"offload {memory.offload}, feed-forward in {memory.feed_forward_chunks}")
+    if compute is not None:
+        said.append(f"{'compiled' if compute.compiled else 'eager'}, guidance {compute.guidance}")
+        said.append(f"linear layers {compute.precision}, attention {report.precision or 'full'}")
+    if decode is not None:
+        said.append(f"decode {decode.rung}")
+    return "; ".join(said)
 
 
 def preset_of(architecture: Architecture) -> ModelPreset:
@@ -258,6 +278,7 @@ def job_parameters(request: Request, preset: ModelPreset, prompt: str, steps: in
             anchor_stride=architecture.anchor_stride,
             dense_steps=request.dense_steps,
             min_tokens=0,
+            precision="fp8" if "fp8attention" in request.variant.switches else "full",
         )
     return JobParameters(
         model=preset.name,

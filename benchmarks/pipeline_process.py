@@ -29,11 +29,12 @@ class VariantProcess:
         self._failure: Failure | None = None
 
     def facts(self) -> Facts | Failure:
-        """What it is; waits until it is built, and lets it do what only the first time costs."""
-        if isinstance(built := self._receive(Facts), Failure):
-            return built
-        self._send("warm_up")
+        """What it is; waits until it is built, or warm. For each of the two, ask once."""
         return self._receive(Facts)
+
+    def begin_warm_up(self) -> None:
+        """Let it do what only the first time costs; facts come when that is done."""
+        self._send("warm_up")
 
     def measure(self) -> Round | Failure:
         """One round."""
@@ -48,6 +49,11 @@ class VariantProcess:
             self._process.kill()
             self._process.join()
         self._connection.close()
+
+    def kill(self) -> None:
+        """End the process whatever it does."""
+        self._process.kill()
+        self.end()
 
     def _send(self, order: Order) -> None:
         with contextlib.suppress(OSError):  # it is dead: receiving says so
@@ -70,11 +76,15 @@ class VariantProcess:
 @contextlib.contextmanager
 def started(requests: Sequence[Request]) -> Iterator[list[VariantProcess]]:
     """Processes of all requests, building at the same time; ended with the block."""
-    with contextlib.ExitStack() as ends:
-        processes = [VariantProcess(request) for request in requests]
-        for process in processes:
-            ends.callback(process.end)
+    processes = [VariantProcess(request) for request in requests]
+    try:
         yield processes
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    for process in processes:
+        process.end()
 
 
 def serve(connection: Connection, request: Request) -> None:

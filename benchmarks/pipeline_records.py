@@ -20,6 +20,7 @@ class Request:
         whole_job: whole jobs; otherwise single forward passes of the transformer.
         repeats: forward passes of a round; a round of jobs is one job.
         steps, dense_steps: of a job; how many steps run dense is only for ``sparse``.
+        chunks: slices of the feed-forward where the variant has them.
     """
 
     architecture: Architecture
@@ -29,6 +30,7 @@ class Request:
     repeats: int
     steps: int
     dense_steps: float
+    chunks: int = 4
     seed: int = 0
 
 
@@ -59,13 +61,13 @@ class Round:
     Attributes:
         step_seconds: of forward passes, or of a job's steps.
         peak_bytes: by stage, weights included: device bytes, on a CPU the resident set.
-        attention: what ran, in words.
+        ran: attention and what was switched on beside it, in words.
         output: some values of the result, to compare variants by; none of a job.
     """
 
     step_seconds: tuple[float, ...]
     peak_bytes: Mapping[str, int]
-    attention: str
+    ran: str
     job: JobSeconds | None = None
     output: tuple[float, ...] = ()
 

@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 from diffusers import CogVideoXPipeline
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attention import AnchorLocalBackend, AnchorLocalPattern, SwapHandle, SwapReport, swap
+from attention.choice import Precision
 from benchmarks.architectures import Architecture
 from benchmarks.pipeline_machine import describe_machine
 from benchmarks.pipeline_records import Facts, Request, Round
 from benchmarks.random_models import fingerprint, random_module, weight_bytes
 from benchmarks.variants import Variant
+from pipelines.compiling import RepeatedBlocks
+from pipelines.feed_forward import sliced_feed_forward
+from pipelines.fp8 import require_fp8, to_fp8
 from pipelines.memory import peak_meter
 
 OUTPUT_VALUES = 4096
@@ -41,9 +45,14 @@ class StepBench:
             fingerprints={"transformer": fingerprint(self._transformer)},
             weight_bytes={"transformer": weight_bytes(self._transformer)},
         )
-        self._handle = _swapped(self._transformer, request) if request.variant.ours else None
-        prepare_transformer(self._transformer, request.variant)
         self._variant = request.variant
+        self._handle: SwapHandle | None = None
+        self._computed = ""
+        if request.variant.ours:
+            self._handle = _swapped(self._transformer, request)
+            self._computed = compute_as(self._transformer, request)
+        elif "compile" in request.variant.switches:
+            compile_stock(self._transformer)
         self._inputs = step_inputs(architecture, self._transformer, device, dtype, request.seed)
 
     def facts(self) -> Facts:
@@ -64,9 +73,14 @@ class StepBench:
         return Round(
             step_seconds=seconds,
             peak_bytes={"denoise": peak},
-            attention=what_ran(self._handle.report()) if self._handle else stock_attention(self._variant),
+            ran=self._ran(),
             output=tuple(sample.float().tolist()),
         )
+
+    def _ran(self) -> str:
+        if self._handle is None:
+            return stock_attention(self._variant)
+        return "; ".join(filter(None, (what_ran(self._handle.report()), self._computed)))
 
     @torch.no_grad()
     def _pass(self) -> Tensor:
@@ -111,26 +125,42 @@ def _swapped(transformer: Any, request: Request) -> SwapHandle:
     if request.variant.attention == "dense":
         return swap(transformer, "dense")
     pattern = AnchorLocalPattern(architecture.block_size, architecture.anchor_stride)
-    return swap(transformer, AnchorLocalBackend(pattern))
+    precision: Precision = "fp8" if "fp8attention" in request.variant.switches else "full"
+    return swap(transformer, AnchorLocalBackend(pattern, precision=precision))
 
 
-def prepare_transformer(transformer: Any, variant: Variant) -> None:
-    """Switch on what the variant says of the transformer."""
-    if "fp8" in variant.switches:
-        raise ValueError("there are no fp8 linear layers yet")
-    if "compile" in variant.switches:
-        compile_blocks(transformer)
+def compute_as(transformer: Any, request: Request) -> str:
+    """Switch on what the variant says beside attention, with the server's own parts; what that was.
+
+    Raises:
+        ValueError: the device has no fp8.
+    """
+    switches, blocks, done = request.variant.switches, repeated_blocks(transformer), []
+    if "fp8" in switches:
+        require_fp8(torch.device(request.device), transformer.dtype)
+        done.append(f"{to_fp8(blocks)} layers in fp8")
+    if "compile" in switches:
+        RepeatedBlocks(blocks, torch.device(request.device), "on")
+        done.append("compiled")
+    if "chunks" in switches:
+        sliced_feed_forward([transformer], request.chunks).__enter__()  # for good: the process is for this
+        done.append(f"feed-forward in {request.chunks}")
+    return ", ".join(done)
 
 
-def compile_blocks(transformer: Any) -> None:
+def compile_stock(transformer: Any) -> None:
     """Diffusers' regional compilation, also of classes for which Diffusers names no blocks."""
     if transformer._repeated_blocks:
         transformer.compile_repeated_blocks(fullgraph=True)
         return
-    for name, child in transformer.named_children():
-        if name.endswith("blocks"):
-            for block in child:
-                block.compile(fullgraph=True)
+    for block in repeated_blocks(transformer):
+        block.compile(fullgraph=True)
+
+
+def repeated_blocks(transformer: Any) -> list[nn.Module]:
+    """The layers."""
+    lists = [child for name, child in transformer.named_children() if name.endswith("blocks")]
+    return [block for blocks in lists for block in blocks]
 
 
 @contextlib.contextmanager
@@ -162,7 +192,7 @@ def what_ran(report: SwapReport) -> str:
     """What our attention was, in words."""
     if not report.sparse_calls:
         return f"dense, {report.dense_calls} calls"
-    pattern = f"{report.block_size}, {report.anchor_stride}"
+    pattern = f"{report.block_size}, {report.anchor_stride}, {report.precision}"
     return (
         f"{report.implementation}, {pattern}, density {report.density:.3f}, "
         f"{report.sparse_calls} sparse and {report.dense_calls} dense calls"

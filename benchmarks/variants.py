@@ -6,7 +6,10 @@ attention dense) or ``sparse`` (ours, anchor_local); the others are switches:
     compile   the repeated blocks are compiled: for stock by Diffusers' own method
     cudnn     stock only: attention prefers cuDNN's kernel to the one that PyTorch would take
     scores    stock only: attention that stores its scores (PyTorch's "math", in the dtype of the model)
-    fp8       ours only: the precision of that name
+    fp8       ours only: linear layers in fp8
+    fp8attention  sparse only: sparse attention in 8 bits
+    chunks    ours only: the feed-forward in ``--chunks`` slices of tokens, which needs less memory; jobs
+              without it have as many slices as pay
     encoder, model, group   offload levels; for stock, model is Diffusers' model offload
 
 Knows: names and which go together. Does not know: torch.
@@ -17,7 +20,7 @@ from typing import Literal
 
 Offload = Literal["none", "encoder", "model", "group"]
 STOCK_SWITCHES = ("compile", "cudnn", "scores", "model")
-OUR_SWITCHES = ("compile", "fp8", "encoder", "model", "group")
+OUR_SWITCHES = ("compile", "fp8", "fp8attention", "chunks", "encoder", "model", "group")
 LEVELS: tuple[Offload, ...] = ("encoder", "model", "group")
 
 
@@ -56,6 +59,8 @@ def read_variant(text: str) -> Variant:
     for switch in rest:
         if switch not in known:
             raise ValueError(f"variant {text!r}: {first} has no {switch!r}; it has {', '.join(known)}")
+    if first == "dense" and "fp8attention" in rest:
+        raise ValueError(f"variant {text!r}: dense attention has no fp8")
     if len(set(rest)) < len(rest):
         raise ValueError(f"variant {text!r} names a switch twice")
     for group in (LEVELS, ("cudnn", "scores")):

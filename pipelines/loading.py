@@ -124,28 +124,41 @@ def load_pipeline(
         precision = choose_precision(device, dtype)
         folder = _folder(preset, family)
         pipe = _load(folder, family, precision)
-        _check_fit(pipe, family, preset)
-        if precision.device.type == "cpu":
-            _channels_last(pipe.vae)
-        blocks = family.blocks(pipe)
-        if compute.precision == "fp8":
-            require_fp8(precision.device, precision.network)
-            to_fp8(blocks)
-        loaded = LoadedPipeline(
-            pipe=pipe,
-            family=family,
-            preset=preset,
-            device=precision.device,
-            dtype=precision.network,
-            vae_dtype=precision.vae,
-            load_seconds=0.0,
-            memory_options=memory,
-            compute=compute,
-            blocks=RepeatedBlocks(blocks, precision.device, compute.compile),
-        )
-        place_weights(loaded)
+        loaded = made_ready(pipe, preset, precision, memory, compute)
     # A copy would have another placement; no one else has seen this one yet.
     object.__setattr__(loaded, "load_seconds", time.perf_counter() - start)
+    return loaded
+
+
+def made_ready(
+    pipe: Pipeline, preset: ModelPreset, precision: Precision, memory: MemoryOptions, compute: ComputeSettings
+) -> LoadedPipeline:
+    """What loading does with a pipeline that has its weights, wherever they are and came from.
+
+    Raises:
+        FolderError: it does not fit the preset. Fp8Error, OffloadError: the device lacks what was asked for.
+    """
+    family = FAMILIES[preset.family]
+    _check_fit(pipe, family, preset)
+    if precision.device.type == "cpu":
+        _channels_last(pipe.vae)
+    blocks = family.blocks(pipe)
+    if compute.precision == "fp8":
+        require_fp8(precision.device, precision.network)
+        to_fp8(blocks)
+    loaded = LoadedPipeline(
+        pipe=pipe,
+        family=family,
+        preset=preset,
+        device=precision.device,
+        dtype=precision.network,
+        vae_dtype=precision.vae,
+        load_seconds=0.0,
+        memory_options=memory,
+        compute=compute,
+        blocks=RepeatedBlocks(blocks, precision.device, compute.compile),
+    )
+    place_weights(loaded)
     return loaded
 
 
