@@ -21,7 +21,7 @@ from torch import Tensor
 from attention.layout import AnchorLocalLayout
 
 # Most of a transformer's work is in proportion to tokens, whatever they see (at Wan 14B's width the layers
-# beside attention cost as much as 34,000 keys a token), so tokens are what is balanced.
+# beside self-attention cost as much as 29,000 keys a token), so tokens are what is balanced.
 TOLERANCE = 64
 TILE_ROWS = 128  # of the kernel: a cut at a multiple of it makes no partial tile more
 

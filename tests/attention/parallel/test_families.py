@@ -33,8 +33,14 @@ def passes(
         return [sparse, run(model, variant, grid)], handle.report(), handle.parallel_report()
 
 
-@pytest.mark.parametrize("settings", [RASTER, TILES], ids=["raster", "tile"])
-@pytest.mark.parametrize("name", SHAREABLE)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, RASTER) for name in SHAREABLE),
+        *((name, TILES) for name in ("wan22_ti2v", "hunyuan", "mochi")),
+    ],
+    ids=[*(f"{name}-raster" for name in SHAREABLE), "wan22_ti2v-tile", "hunyuan-tile", "mochi-tile"],
+)
 def test_two_ranks_equal_one(pool: RankPool, name: str, settings: dict[str, Any]) -> None:
     expected, report, alone = passes(None, name, **settings)
     assert alone is None
