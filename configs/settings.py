@@ -70,6 +70,11 @@ class Settings(BaseSettings):
         description="PostgreSQL database of the jobs: postgresql://user:password@host/name. "
         "Default: an SQLite file in the data folder.",
     )
+    local_worker: bool = Field(
+        default=True,
+        description="Run a worker beside the API. Without: jobs run where `reelwright worker` does; needs "
+        "database_url and storage_url. Default: true.",
+    )
     model: str = Field(
         default=BUNDLED_MODEL,
         description="Model to load: preset name, preset file, Diffusers folder or hub id (owner/name).",
@@ -358,6 +363,23 @@ class Settings(BaseSettings):
             f"refusing to listen on {self.host} without an API key: set {PREFIX}API_KEYS_SHA256, "
             "or pass --allow-unauthenticated if something else keeps strangers out"
         )
+
+    def check_workers(self) -> None:
+        """Raise SettingsError if jobs would run elsewhere and nothing leads there."""
+        if not self.local_worker:
+            self.check_shared(f"{PREFIX}LOCAL_WORKER=false")
+
+    def check_shared(self, purpose: str) -> None:
+        """Raise SettingsError unless database and files can be reached from several hosts."""
+        if self.database_url is None:
+            raise SettingsError(
+                f"{purpose} needs {PREFIX}DATABASE_URL, a PostgreSQL database: an SQLite file is for one host"
+            )
+        if self.storage_url is None:
+            raise SettingsError(
+                f"{purpose} needs {PREFIX}STORAGE_URL, where API and workers find the files: s3://bucket/prefix, "
+                "or file:///folder for a folder that every host mounts"
+            )
 
 
 def is_loopback(host: str) -> bool:

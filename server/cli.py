@@ -49,10 +49,24 @@ def root(
 @with_settings(Settings.model_fields)
 def serve_command(settings: Settings) -> None:
     """Serve the HTTP API."""
-    from server.serve import StartError, serve
+    from server.serve import serve
+    from server.starting import StartError
 
     try:
         serve(settings)
+    except StartError as error:
+        _end(f"error: {error}", 1)
+
+
+@app.command("worker")
+@with_settings(Settings.model_fields)
+def worker_command(settings: Settings) -> None:
+    """Run jobs for the API processes of the same database, on this host."""
+    from server.starting import StartError
+    from server.work import work
+
+    try:
+        work(settings)
     except StartError as error:
         _end(f"error: {error}", 1)
 

@@ -7,6 +7,7 @@ import asyncio
 from contextlib import closing, suppress
 
 from server.database import Database, DatabaseError
+from server.looking import look
 
 POLL_SECONDS = 0.1
 
@@ -47,7 +48,7 @@ class ChangeFeed:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _announce_changes(self) -> None:
-        with closing(self._database.watch()) as watch:
+        with closing(await look(self._database, self._database.watch)) as watch:
             self._announce()
             while True:
                 if watch.has_changed():

@@ -30,6 +30,7 @@ class DataFolder:
         self.root = root.absolute()
         self.database = self.root / "jobs.sqlite3"
         self.lock = self.root / "lock"
+        self.worker_name = self.root / "worker_name"
         self.videos = self.root / "videos"
 
     def create(self) -> None:

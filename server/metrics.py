@@ -60,16 +60,18 @@ class JobCollector(Collector):
         yield from (queued, running, oldest)
 
     def _worker(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily(f"{PREFIX}worker_up", "1 if the worker takes jobs.", labels=["model"])
+        up = GaugeMetricFamily(f"{PREFIX}worker_up", "Workers that take jobs.", labels=["model"])
         memory = GaugeMetricFamily(
             f"{PREFIX}memory_in_use_bytes",
             "Memory in use on the device; of the worker process on a CPU.",
-            labels=["device"],
+            labels=["worker", "device"],
         )
-        for worker in self._workers.all():
-            up.add_metric([worker.model], float(worker.is_ready))
-            if worker.device is not None and worker.memory_in_use_bytes is not None:
-                memory.add_metric([worker.device], worker.memory_in_use_bytes)
+        workers = self._workers.all()
+        for model in sorted({self._model} | {worker.model for worker in workers}):
+            up.add_metric([model], sum(worker.is_ready for worker in workers if worker.model == model))
+        for worker in workers:
+            if worker.is_alive and worker.device is not None and worker.memory_in_use_bytes is not None:
+                memory.add_metric([worker.name, worker.device], worker.memory_in_use_bytes)
         yield from (up, memory)
 
     def _build_info(self) -> Metric:

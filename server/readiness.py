@@ -3,22 +3,40 @@
 Knows: the database, the supervisor and the worker's report. Does not know: HTTP.
 """
 
+from collections.abc import Sequence
+
 from server.database import DatabaseError
 from server.services import Services
+from server.workers import Worker
 
 
 def unready_reason(services: Services) -> str | None:
     """None when jobs can be taken and run, else one line for people."""
     if services.supervisor.is_stopping:
         return "draining: the server is stopping"
-    if not services.supervisor.is_alive:
-        return "the supervisor process is not running; it is being started again"
+    model = services.preset.name
     try:
-        worker = services.worker()
+        found = [worker for worker in services.workers.all() if worker.model == model]
     except DatabaseError as error:
         return f"the database does not answer: {error}"
-    if worker is None or worker.supervisor_pid != services.supervisor.pid:
-        return f"starting: model {services.preset.name} is not loaded yet"
-    if not worker.is_alive:
-        return "the supervisor process gives no sign of life"
-    return None if worker.state == "ready" else f"{worker.state}: {worker.message}"
+    workers = [worker for worker in found if not _is_out_of_date(worker, services)]
+    if any(worker.is_ready for worker in workers):
+        return None
+    if services.supervisor.slot is None:
+        return _state_of(workers) or f"no worker of model {model} is up: start one with `reelwright worker`"
+    if not services.supervisor.is_alive:
+        return "the supervisor process is not running; it is being started again"
+    if not workers:
+        return f"starting: model {model} is not loaded yet"
+    return _state_of(workers) or "the supervisor process gives no sign of life"
+
+
+def _is_out_of_date(worker: Worker, services: Services) -> bool:
+    """Whether the row is that of a supervisor of ours that is gone."""
+    ours = services.supervisor
+    return worker.name == ours.slot and not (ours.is_alive and worker.supervisor_pid == ours.pid)
+
+
+def _state_of(workers: Sequence[Worker]) -> str | None:
+    living = (worker for worker in workers if worker.is_alive and worker.state != "stopped")
+    return next((f"{worker.state}: {worker.message}" for worker in living), None)

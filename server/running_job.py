@@ -68,6 +68,7 @@ class RunningJob:
         self._jobs = stores.jobs
         self._files = stores.files
         self._cancelled_at: float | None = None
+        self._failure: JobFailed | None = None
         self._is_late = False
         self._deadline_at = None if job.deadline_seconds is None else time.monotonic() + job.deadline_seconds
         prompts = (job.parameters.prompt, job.parameters.negative_prompt)
@@ -108,7 +109,8 @@ class RunningJob:
         try:
             paths = self._files.prepare(self._job)
         except OSError as error:
-            self.handle(self._failed(f"the data folder: {error}"))
+            self._failure = self._failed(f"the data folder: {error}")
+            self.check()
             return
         if paths is not None:
             self._hand_over(paths)
@@ -126,6 +128,9 @@ class RunningJob:
 
     def check(self) -> None:
         """Stop the worker on a cancel, the job's deletion or its deadline."""
+        if self._failure is not None:
+            self.handle(self._failure)
+            return
         left = self.seconds_to_deadline()
         if left is not None and left <= 0:
             self._is_late = True
@@ -269,11 +274,13 @@ class RunningJob:
             self._log.info("job_cancelling", deadline_exceeded=self._is_late)
             if self._is_at_worker and self._worker is not None:
                 self._worker.send(CancelJob(self.claim))
-            else:
-                self._end_at_once()
+        if not self._is_at_worker:
+            self._end_at_once()
 
     def _end_at_once(self) -> None:
         # Only files are on their way: nobody has to stop first, and what comes late finds the claim gone.
+        if self.has_ended:
+            return
         with suppress(ClaimLostError):
             self._stopped()
         self._end()
@@ -287,10 +294,10 @@ class RunningJob:
         # The files follow the row, whatever made it what it is.
         if self.has_ended:
             return
-        self.has_ended = True
-        self.holds_device = False
         job_id = self.claim.job_id
         job = self._jobs.find(job_id)
+        self.has_ended = True
+        self.holds_device = False
         if job is None or job.status in {"failed", "cancelled"}:
             self._files.remove(job_id)
         elif job.status == "completed":

@@ -319,8 +319,9 @@ class ModelList(BaseModel):
 
 
 class WorkerStats(BaseModel):
-    """The worker of a model."""
+    """A worker of a model; its name is ``local`` unless there may be several."""
 
+    name: str
     state: str
     message: str
     device: str | None
@@ -336,6 +337,7 @@ class ModelStats(BaseModel):
 
     model: str
     worker: WorkerStats | None
+    workers: list[WorkerStats]
     queued: int
     running: int
     oldest_queued_age_seconds: float | None

@@ -7,7 +7,6 @@ import asyncio
 import os
 import socket
 import sys
-from contextlib import closing
 from types import FrameType
 
 import uvicorn
@@ -15,23 +14,22 @@ import uvicorn
 from configs.settings import Settings
 from server import logs
 from server.app import create_app
-from server.database import DatabaseError, DatabaseVersionError, open_database
 from server.files import DataFolder
+from server.housekeeping import Housekeeping
 from server.http_connection import HttpConnection
-from server.lock import DataFolderInUseError, FolderLock, acquire
 from server.model_choice import choose_model
+from server.remote_workers import RemoteWorkers
 from server.services import Services, build_services
+from server.starting import StartError, migrated_database, open_slot
+from server.storage.opening import open_store
 from server.supervisor import SupervisorStart
 from server.supervisor_handle import SupervisorHandle
 from server.webhook_table import WebhookTable
+from server.workers import WorkerTable
 
 # For answers on their way when the drain is over, and when a second signal has ended it.
 CLOSE_SECONDS = 5
 STOP_NOW_SECONDS = 1
-
-
-class StartError(RuntimeError):
-    """The server cannot start; the message says why in one line."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -78,14 +76,22 @@ def serve(settings: Settings) -> None:
     # Python's helper process of killed workers would warn, in a line of its own format, that it tidied up.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     settings.check_listening()
+    settings.check_workers()
     preset, attention = choose_model(settings)
     files = DataFolder(settings.data_dir)
+    store = open_store(settings, files)
     listener = _listen(settings.host, settings.port)
-    lock = _open(settings, files)
-    supervisor = SupervisorHandle(SupervisorStart(settings, preset, lock))
-    services = build_services(settings, preset, attention, files, supervisor)
-    services.workers.forget_all()
-    WebhookTable(services.database).release_all()
+    slot = open_slot(settings, files) if settings.local_worker else None
+    database = migrated_database(settings)
+    if not database.is_remote:  # this server is the only one: what the tables say of others is of one before
+        WorkerTable(database).forget_all()
+        WebhookTable(database).release_all()
+    supervisor: SupervisorHandle | RemoteWorkers
+    if slot is not None:
+        supervisor = SupervisorHandle(SupervisorStart(settings, preset, slot.lock, slot.name))
+    else:
+        supervisor = RemoteWorkers(Housekeeping(database, store, settings.retention_seconds))
+    services = build_services(settings, preset, attention, database, store, supervisor)
     config = uvicorn.Config(
         create_app(services),
         http=HttpConnection,
@@ -102,22 +108,10 @@ def serve(settings: Settings) -> None:
         DrainingServer(config, services).run(sockets=[listener])
     finally:
         supervisor.stop_now()
-        services.database.close()
-        lock.release()
+        database.close()
+        if slot is not None:
+            slot.lock.release()
         logs.get_logger().info("stopped")
-
-
-def _open(settings: Settings, files: DataFolder) -> FolderLock:
-    try:
-        files.create()
-        lock = acquire(files.lock)
-        with closing(open_database(settings)) as database:
-            database.migrate()
-    except (DataFolderInUseError, DatabaseVersionError) as error:
-        raise StartError(str(error)) from error
-    except (OSError, DatabaseError) as error:
-        raise StartError(f"data folder {files.root} cannot be used: {error}") from error
-    return lock
 
 
 def _listen(host: str, port: int) -> socket.socket:

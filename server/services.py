@@ -3,6 +3,7 @@
 Knows: the parts. Does not know: how they work, or HTTP.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -13,15 +14,14 @@ from prometheus_client import CollectorRegistry
 from configs.attention import AttentionConfig
 from configs.model_preset import ModelPreset
 from configs.settings import Settings
-from server.database import Database, open_database
+from server.database import Database
 from server.feed import ChangeFeed
-from server.files import DataFolder
 from server.http_metrics import HttpMetrics
 from server.jobs import JobTable, QueueLimits
 from server.metrics import JobCollector
 from server.present import Presenter
+from server.remote_workers import RemoteWorkers
 from server.snapshots import Snapshots
-from server.storage.opening import open_store
 from server.storage.store import VideoStore
 from server.supervisor_handle import SupervisorHandle
 from server.webhook_table import WebhookTable
@@ -42,7 +42,7 @@ class Services:
     attention: AttentionConfig
     store: VideoStore
     database: Database
-    supervisor: SupervisorHandle
+    supervisor: SupervisorHandle | RemoteWorkers
     jobs: JobTable
     workers: WorkerTable
     presenter: Presenter
@@ -54,19 +54,24 @@ class Services:
     started_at: float = field(default_factory=time.time)
 
     def worker(self) -> Worker | None:
-        """The worker slot as it last reported, or None before its first report."""
-        return next(iter(self.workers.all()), None)
+        """A worker of the model, or None before the first report of one. Of several that take jobs, the one
+        with the least memory: a job may come to any of them."""
+        found = [worker for worker in self.workers.all() if worker.model == self.preset.name]
+        ready = [worker for worker in found if worker.is_ready]
+        if ready:
+            return min(ready, key=lambda worker: worker.memory_total_bytes or math.inf)
+        return max(found, key=lambda worker: worker.heartbeat_at, default=None)
 
 
 def build_services(
     settings: Settings,
     preset: ModelPreset,
     attention: AttentionConfig,
-    files: DataFolder,
-    supervisor: SupervisorHandle,
+    database: Database,
+    store: VideoStore,
+    supervisor: SupervisorHandle | RemoteWorkers,
 ) -> Services:
     """Put the parts together. Nothing is started."""
-    database = open_database(settings)
     limits = QueueLimits(settings.max_queued_jobs, settings.max_jobs_per_key)
     jobs = JobTable(database, limits, settings.retention_seconds)
     presenter = Presenter(jobs, preset.name)
@@ -77,14 +82,14 @@ def build_services(
         settings=settings,
         preset=preset,
         attention=attention,
-        store=open_store(settings, files),
+        store=store,
         database=database,
         supervisor=supervisor,
         jobs=jobs,
         workers=WorkerTable(database),
         presenter=presenter,
         feed=feed,
-        snapshots=Snapshots(jobs, presenter, feed),
+        snapshots=Snapshots(database, jobs, presenter, feed),
         registry=registry,
         http_metrics=HttpMetrics(registry),
         deliveries=_deliveries(settings, database, jobs, presenter, feed),
@@ -97,7 +102,8 @@ def _deliveries(
     if settings.webhook_secret is None:
         return None
     sender = Sender(DestinationRules.of(settings))
-    return Deliveries(WebhookTable(database), jobs, presenter, feed, sender, Signer(settings.webhook_secret))
+    signer = Signer(settings.webhook_secret)
+    return Deliveries(database, WebhookTable(database), jobs, presenter, feed, sender, signer)
 
 
 def _services_of(request: Request) -> Services:

@@ -6,6 +6,7 @@ measured on the monotonic clock: nothing happens because somebody sets the wall 
 """
 
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,9 +19,11 @@ from server.backoff import Backoff
 from server.claims import Claim, ClaimLostError, ClaimTable
 from server.database import DatabaseUnavailableError, open_database
 from server.files import DataFolder
+from server.housekeeping import Housekeeping
 from server.job import JobError
 from server.jobs import JobTable
 from server.lock import FolderLock
+from server.outage import Outage
 from server.parent_death import ignore_stop_signals
 from server.protocol import (
     Alive,
@@ -28,16 +31,23 @@ from server.protocol import (
     DeviceBroken,
     Drain,
     EncodeAhead,
+    JobFailed,
+    JobMessage,
+    JobProgressed,
+    JobStopped,
     ModelLoaded,
     ModelLoadFailed,
     WorkerMessage,
 )
+from server.queue_news import QueueNews
 from server.running_job import CANCEL_GRACE_SECONDS, JobStores, RunningJob
 from server.slot import Slot
+from server.storage.job_files import StorageMessage
 from server.storage.opening import open_job_files
 from server.worker_handle import WorkerHandle
 from server.worker_process import WorkerStart
 from server.worker_reporter import WorkerReporter
+from server.workers import LOCAL_SLOT
 
 POLL_SECONDS = 1.0
 LOAD_TRIES = 3
@@ -54,6 +64,7 @@ class SupervisorStart:
     settings: Settings
     preset: ModelPreset
     lock: FolderLock
+    slot: str = LOCAL_SLOT
     follows_database_error: bool = False
     """Whether the one before ended because the table could not be written: no job's fault."""
 
@@ -62,12 +73,25 @@ def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") 
     """Entry point of the process. Returns when drained, or when the API process is gone."""
     ignore_stop_signals()
     logs.configure(start.settings, "supervisor")
+    supervise(start, api)
+
+
+def supervise(start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:
+    """Be the supervisor, in this process. Returns when drained, or when ``api``'s other end is closed."""
     with logs.crash_as_line():
         try:
             Supervisor(start, api).run()
-        except DatabaseUnavailableError as error:  # a full disk; the API process starts another one later
+        except DatabaseUnavailableError as error:  # a full disk; somebody starts another one later
             logs.get_logger().error("database_error", message=str(error))
             raise SystemExit(DATABASE_ERROR_EXIT) from error
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """After all that the worker has said. ``guilty``: the job because of which it was killed."""
+
+    cause: str
+    guilty: RunningJob | None
 
 
 class Supervisor:
@@ -79,8 +103,15 @@ class Supervisor:
         database = open_database(settings)
         self._jobs = JobTable(database)
         self._files = open_job_files(settings, folder, self._jobs)
-        self._claims = ClaimTable(database, settings.retention_seconds)
-        self._reporter = WorkerReporter(database, start.preset.name)
+        self._claims = ClaimTable(database, settings.retention_seconds, start.slot)
+        self._reporter = WorkerReporter(database, start.preset.name, start.slot)
+        self._housekeeping = Housekeeping(database, self._files, settings.retention_seconds)
+        self._news = QueueNews(database)
+        self._outage = Outage()
+        self._is_shared = database.is_remote
+        self._slot_name = start.slot
+        self._may_have_strays = False
+        self._inbox: deque[JobMessage | StorageMessage | WorkerDied] = deque()
         self._model = start.preset.name
         self._worker_start = WorkerStart(settings, start.preset, start.lock)
         self._longest_silence_seconds = settings.worker_timeout_seconds
@@ -94,7 +125,6 @@ class Supervisor:
         self._slot = Slot(JobStores(self._claims, self._jobs, self._files))
         self._has_named_next = False
         self._follows_database_error = start.follows_database_error
-        self._sweep_at = 0.0
         self._log = logs.get_logger()
 
     def run(self) -> None:
@@ -112,23 +142,39 @@ class Supervisor:
         finally:
             if self._worker is not None:
                 self._worker.stop()
+        self._read_inbox()
         self._slot.give_back()
         self._reporter.stopped()
+        self._news.close()
         self._files.close()
 
     def _loop(self) -> None:
         while not self._is_done():
-            self._act()
+            self._act_if_possible()
             if self._api in wait(self._sources(), self._seconds_to_wait()):
                 self._listen_to_api()
+            self._news.clear()
             self._listen_to_worker()
-            for message in self._files.messages():
-                self._slot.handle_storage(message)
+            self._inbox += self._files.messages()
+
+    def _act_if_possible(self) -> None:
+        """Do what is due. While the database is away, jobs go on and what is to be written waits."""
+        if not self._outage.is_due:
+            return
+        try:
+            self._act()
+        except DatabaseUnavailableError as error:
+            if not self._is_shared:  # a full disk: this process ends, and its successor cleans up
+                raise
+            self._outage.failed(error)
+            self._may_have_strays = True
+        else:
+            self._outage.succeeded()
 
     def _recover(self) -> None:
-        # The lock says that nobody else works here: what is in progress was left by a killed server.
+        # The lock says that nobody else is this slot: what it has in progress, a killed supervisor left.
         resumed = set()
-        for job in self._jobs.running():
+        for job in self._jobs.running(self._slot_name if self._is_shared else None):
             claim = Claim(job.id, job.attempt)
             if self._slot.resume(job):
                 resumed.add(claim)
@@ -139,11 +185,11 @@ class Supervisor:
                     self._claims.requeue(claim)
                 else:
                     self._claims.lose(claim, "the server was killed")
-        self._sweep()
+        self._housekeeping.expire()
         counts = self._jobs.counts()
         self._files.tidy(resumed)
         for model, found in counts.items():
-            if model != self._model and found.queued:
+            if model != self._model and found.queued and not self._is_shared:
                 self._log.warning("jobs_wait_for_other_model", model=model, queued=found.queued)
 
     def _is_done(self) -> bool:
@@ -151,11 +197,12 @@ class Supervisor:
             return True
         if self._drain_until is None:
             return False
-        return (self._slot.is_empty and not self._slot.is_storing) or time.monotonic() >= self._drain_until
+        is_idle = self._slot.is_empty and not self._slot.is_storing and not self._inbox
+        return is_idle or time.monotonic() >= self._drain_until
 
     def _sources(self) -> list["Connection[Any, Any] | int"]:
         worker = self._worker.sources() if self._worker else []
-        return [self._api, *worker, *self._files.sources()]
+        return [self._api, *worker, *self._files.sources(), *self._news.sources()]
 
     def _seconds_to_wait(self) -> float:
         now = time.monotonic()
@@ -167,20 +214,38 @@ class Supervisor:
         return max(0.0, min(deadlines))
 
     def _act(self) -> None:
+        self._keep_worker()
         self._reporter.beat()
-        if time.monotonic() >= self._sweep_at:
-            self._sweep()
-        if self._worker is None and time.monotonic() >= self._backoff.next_try_at:
-            self._worker = WorkerHandle(self._worker_start)
-            self._reporter.started(self._worker.pid)
+        self._news.open()
+        self._read_inbox()
+        self._return_strays()
+        self._housekeeping.run()
         stuck = self._slot.check()
         if stuck is not None and self._worker is not None:
             cause = f"killed because the job did not stop within {CANCEL_GRACE_SECONDS:g} seconds"
             self._bury(self._worker, cause, stuck)
+            self._read_inbox()
         if self._load_error is not None:
             self._fail_queue(self._load_error)
         elif self._worker is not None and self._takes_jobs():
             self._feed(self._worker)
+
+    def _keep_worker(self) -> None:
+        if self._worker is None and time.monotonic() >= self._backoff.next_try_at:
+            self._worker = WorkerHandle(self._worker_start)
+            self._reporter.started(self._worker.pid)
+
+    def _return_strays(self) -> None:
+        """Queue again what this slot has claimed without knowing it: the answer to the claim got lost."""
+        if not self._may_have_strays:
+            return
+        for job in self._jobs.running(self._slot_name):
+            claim = Claim(job.id, job.attempt)
+            if not self._slot.holds(claim):
+                self._log.warning("job_requeued", job=job.id, attempt=job.attempt)
+                with suppress(ClaimLostError):
+                    self._claims.requeue(claim)
+        self._may_have_strays = False
 
     def _takes_jobs(self) -> bool:
         may_take = self._drain_until is None and not self._is_broken and not self._files.is_full
@@ -207,13 +272,6 @@ class Supervisor:
             self._has_named_next = False
             self._slot.start(job, worker)
 
-    def _sweep(self) -> None:
-        if self._jobs.expired():
-            for job_id in self._jobs.delete_expired():
-                self._files.remove(job_id)
-                self._log.info("job_expired", job=job_id)
-        self._sweep_at = time.monotonic() + POLL_SECONDS
-
     def _fail_queue(self, reason: str) -> None:
         while job := self._claims.claim(self._model):
             self._log.warning("job_failed", job=job.id, code="model_load_failed", message=reason)
@@ -238,10 +296,10 @@ class Supervisor:
             return
         is_dead = not worker.is_alive()  # asked first: what it said before its death is then all there
         for message in worker.messages():
-            self._handle(message)
+            self._take(message)
         if is_dead:
             self._bury(worker, worker.cause_of_death())
-        elif self._is_broken and self._slot.is_empty:
+        elif self._is_broken and self._slot.is_empty and not self._inbox:
             worker.stop()
             self._bury(worker, "replaced because its device failed")
         elif (seconds := worker.silent_seconds()) > self._silence_limit():
@@ -252,7 +310,7 @@ class Supervisor:
             return self._longest_silence_seconds
         return max(self._longest_silence_seconds, LOAD_SILENCE_SECONDS)
 
-    def _handle(self, message: WorkerMessage) -> None:
+    def _take(self, message: WorkerMessage) -> None:
         match message:
             case Alive(memory_in_use_bytes):
                 self._reporter.uses(memory_in_use_bytes)
@@ -266,8 +324,20 @@ class Supervisor:
                 self._log.error("device_broken", reason=reason)
                 self._is_broken = True
             case _:
-                if self._slot.handle(message):
-                    self._backoff.succeeded()
+                self._inbox.append(message)
+
+    def _read_inbox(self) -> None:
+        """Write down what was said. A message stays until that is done: handled twice, if need be."""
+        while self._inbox:
+            match self._inbox[0]:
+                case WorkerDied(cause, guilty):
+                    self._slot.worker_died(cause, guilty)
+                case JobProgressed() | JobStopped() | JobFailed() as message:
+                    if self._slot.handle(message):
+                        self._backoff.succeeded()
+                case message:
+                    self._slot.handle_storage(message)
+            self._inbox.popleft()
 
     def _load_failed(self, reason: str, *, retryable: bool) -> None:
         self._log.error("model_load_failed", model=self._model, reason=reason)
@@ -285,4 +355,4 @@ class Supervisor:
             self._reporter.died(cause)
         retry_seconds = self._backoff.failed()
         self._log.error("worker_died", cause=cause, retry_seconds=retry_seconds)
-        self._slot.worker_died(cause, guilty)
+        self._inbox.append(WorkerDied(cause, guilty))

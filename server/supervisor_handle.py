@@ -36,6 +36,11 @@ class SupervisorHandle:
         self.is_stopping = False
 
     @property
+    def slot(self) -> str | None:
+        """The name of its worker slot."""
+        return self._start.slot
+
+    @property
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._process is not None and self._process.is_alive()

@@ -5,9 +5,10 @@ Knows: the state of one worker slot in words. Does not know: how it got there.
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import replace
 
-from server.database import Database
+from server.database import Database, DatabaseUnavailableError
 from server.observations import MODEL_LOAD, observe
 from server.protocol import ModelLoaded
 from server.workers import HEARTBEAT_SECONDS, LOCAL_SLOT, WorkerReport, WorkerState, WorkerTable
@@ -16,12 +17,13 @@ from server.workers import HEARTBEAT_SECONDS, LOCAL_SLOT, WorkerReport, WorkerSt
 class WorkerReporter:
     """Writes a changed state at once, and a heartbeat when nothing changes."""
 
-    def __init__(self, database: Database, model: str) -> None:
+    def __init__(self, database: Database, model: str, slot: str = LOCAL_SLOT) -> None:
         self._database = database
         self._table = WorkerTable(database)
         self._beat_at = 0.0
+        self._unobserved: list[float] = []
         self._report = WorkerReport(
-            name=LOCAL_SLOT,
+            name=slot,
             state="loading",
             message=f"loading {model}",
             model=model,
@@ -40,9 +42,18 @@ class WorkerReporter:
         return self._report.state
 
     def beat(self) -> None:
-        """Give a sign of life, if the last one is old enough; the memory in use goes with it."""
-        if time.monotonic() >= self._beat_at:
-            self._write(self._report)
+        """Give a sign of life, if the last one is old enough or could not be given.
+
+        The memory in use goes with it. Raises DatabaseError.
+        """
+        if time.monotonic() < self._beat_at:
+            return
+        for seconds in list(self._unobserved):
+            with self._database.write() as connection:
+                observe(connection, MODEL_LOAD, seconds, self._report.model)
+            self._unobserved.remove(seconds)
+        self._table.report(self._report)
+        self._beat_at = time.monotonic() + HEARTBEAT_SECONDS
 
     def uses(self, memory_in_use_bytes: int | None) -> None:
         """The worker lives; what it uses is written with the next sign of life."""
@@ -50,13 +61,12 @@ class WorkerReporter:
 
     def started(self, worker_pid: int | None) -> None:
         """A worker process was started. What went wrong before stays said until it is ready."""
-        self._write(replace(self._report, worker_pid=worker_pid))
+        self._say(replace(self._report, worker_pid=worker_pid))
 
     def loaded(self, message: ModelLoaded) -> None:
         """The worker takes jobs."""
-        with self._database.write() as connection:
-            observe(connection, MODEL_LOAD, message.seconds, self._report.model)
-        self._write(
+        self._unobserved.append(message.seconds)
+        self._say(
             replace(
                 self._report,
                 state="ready",
@@ -70,11 +80,11 @@ class WorkerReporter:
 
     def load_failed(self, message: str) -> None:
         """The model cannot be loaded."""
-        self._write(replace(self._report, state="load_failed", message=message))
+        self._say(replace(self._report, state="load_failed", message=message))
 
     def died(self, cause: str) -> None:
         """The worker process is gone; another one will be started."""
-        self._write(
+        self._say(
             replace(
                 self._report,
                 state="restarting",
@@ -86,9 +96,12 @@ class WorkerReporter:
 
     def stopped(self) -> None:
         """The supervisor ends."""
-        self._write(replace(self._report, state="stopped", message="stopped", worker_pid=None))
+        self._report = replace(self._report, state="stopped", message="stopped", worker_pid=None)
+        self._beat_at = 0.0
+        self.beat()
 
-    def _write(self, report: WorkerReport) -> None:
+    def _say(self, report: WorkerReport) -> None:
         self._report = report
-        self._table.report(report)
-        self._beat_at = time.monotonic() + HEARTBEAT_SECONDS
+        self._beat_at = 0.0
+        with suppress(DatabaseUnavailableError):  # the next beat writes it, or raises
+            self.beat()

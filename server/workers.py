@@ -11,7 +11,7 @@ from server.database import Database, read_statements
 _SQL = read_statements("workers.sql")
 
 LOCAL_SLOT = "local"
-"""The one slot of a server on one host."""
+"""The one slot of a server with SQLite."""
 
 HEARTBEAT_SECONDS = 5.0
 LOST_AFTER_SECONDS = 30.0
@@ -82,6 +82,11 @@ class WorkerTable:
         """Drop one slot. Claims that it still holds count as lost from now on."""
         with self._database.read() as connection:
             connection.run(_SQL["forget"], {"name": name})
+
+    def forget_silent(self, seconds: float) -> None:
+        """Drop the slots that gave no sign of life for so long: hosts that are gone."""
+        with self._database.write() as connection:
+            connection.run(_SQL["forget_silent"], {"since": connection.now() - seconds})
 
     def all(self) -> list[Worker]:
         """Every slot, by name."""

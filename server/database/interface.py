@@ -106,6 +106,9 @@ class Listener(Watch, Protocol):
 class Database(Protocol):
     """For use from any thread. Every method and block raises DatabaseError."""
 
+    is_remote: bool
+    """Whether it is reached over a network, by many hosts: every call may wait for seconds."""
+
     def migrate(self) -> None:
         """Make the tables, or bring them up to this version's. Raises DatabaseVersionError for newer ones."""
 

@@ -8,6 +8,7 @@ lock or an advisory lock first.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import procrastinate
 import psycopg
@@ -28,10 +29,11 @@ from server.database.procrastinate_queue import QUEUE_CHANNEL, ProcrastinateQueu
 from server.database.statements import Statement, migration_scripts
 
 BUSY_SECONDS = 10.0
+WAIT_SECONDS = 5.0  # for a connection; then the server counts as away
 MOST_CONNECTIONS = 10
 CHANGES_CHANNEL = "reelwright_changes"
 # A server that vanished without a word is noticed after about 25 seconds.
-_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
 
 
 class PostgresConnection:
@@ -93,6 +95,8 @@ class PostgresListener:
 class PostgresDatabase:
     """A pool of connections to one database. Connections are opened on demand."""
 
+    is_remote = True
+
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool: ConnectionPool[Raw] = ConnectionPool(
@@ -100,7 +104,8 @@ class PostgresDatabase:
             min_size=0,
             max_size=MOST_CONNECTIONS,
             open=False,
-            timeout=BUSY_SECONDS,
+            timeout=WAIT_SECONDS,
+            reconnect_timeout=WAIT_SECONDS,  # a longer one would try less and less often
             check=ConnectionPool.check_connection,  # those that a restart of the server broke are replaced
             configure=_configure,
             kwargs=_arguments(),
@@ -165,7 +170,7 @@ class PostgresDatabase:
                 )
 
 
-def _timeouts() -> dict[str, int]:
+def _timeouts() -> dict[str, Any]:
     return {"connect_timeout": int(BUSY_SECONDS), **_ALIVE}
 
 

@@ -110,6 +110,8 @@ class SqliteWatch:
 class SqliteDatabase:
     """A pool of connections to one file. Connections are opened on demand."""
 
+    is_remote = False
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()

@@ -11,7 +11,9 @@ from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from server.auth import OwnerParam
+from server.database import DatabaseUnavailableError
 from server.errors import ApiError
+from server.looking import look
 from server.present import progress_of
 from server.preview_picture import data_url, read_preview
 from server.schemas import VideoDeleted, VideoPreview
@@ -35,7 +37,7 @@ async def watch_video(
     """Events: ``snapshot``, then ``status``, ``progress`` and ``preview``, then one of ``completed``,
     ``failed``, ``cancelled``, ``deleted``. Ids are row versions; ``Last-Event-ID`` leaves out what was seen.
     """
-    job = services.jobs.get(video_id, owner)
+    job = await look(services.database, services.jobs.get, video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
     seen = int(last_event_id) if last_event_id.isdecimal() and len(last_event_id) < 19 else None
@@ -48,7 +50,11 @@ async def _follow(services: Services, video_id: str, seen: int | None) -> AsyncI
     shown: Snapshot | None = None
     while not services.feed.is_closed:
         change = services.feed.next_change()
-        now = services.snapshots.get(video_id)
+        try:
+            now = await services.snapshots.get(video_id)
+        except DatabaseUnavailableError:  # the stream goes on when it is back; pings go out meanwhile
+            await _wait(change)
+            continue
         if now is None:
             yield _event("deleted", VideoDeleted(id=video_id), shown.job.version + 1 if shown else 0)
             return

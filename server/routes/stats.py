@@ -12,6 +12,7 @@ from server.jobs import QueueCounts
 from server.schemas import ModelStats, Stats, WorkerStats
 from server.services import Services, ServicesParam
 from server.version import package_version
+from server.workers import Worker
 
 router = APIRouter(tags=["operation"])
 
@@ -36,13 +37,15 @@ def get_stats(services: ServicesParam) -> Stats:
 
 def _model_stats(services: Services, model: str, counts: QueueCounts) -> ModelStats:
     newest = services.jobs.recent_completed(model, NEWEST_JOBS)
+    worker = services.worker() if model == services.preset.name else None
     results = [job.result for job in newest if job.result]
     last = results[0] if results else None
     steps = [result.metrics.step_seconds.median for result in results if result.metrics.step_seconds]
     totals = [result.metrics.total_seconds for result in results]
     return ModelStats(
         model=model,
-        worker=_worker_stats(services) if model == services.preset.name else None,
+        worker=_worker_stats(worker) if worker else None,
+        workers=[_worker_stats(worker) for worker in services.workers.all() if worker.model == model],
         queued=counts.queued,
         running=counts.running,
         oldest_queued_age_seconds=counts.oldest_age_seconds,
@@ -57,11 +60,9 @@ def _model_stats(services: Services, model: str, counts: QueueCounts) -> ModelSt
     )
 
 
-def _worker_stats(services: Services) -> WorkerStats | None:
-    worker = services.worker()
-    if worker is None:
-        return None
+def _worker_stats(worker: Worker) -> WorkerStats:
     return WorkerStats(
+        name=worker.name,
         state=worker.state,
         message=worker.message,
         device=worker.device,

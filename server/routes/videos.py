@@ -9,6 +9,7 @@ from server.auth import OwnerParam
 from server.errors import ApiError
 from server.intake import read_submission
 from server.job import Job
+from server.looking import look
 from server.schemas import ListQuery, Video, VideoDeleted, VideoList
 from server.services import Services, ServicesParam
 from server.submission import submit
@@ -45,7 +46,7 @@ async def create_video(
         raise
     response.status_code = 202 if submission.is_new else 200
     response.headers["Location"] = f"/v1/videos/{submission.job.id}"
-    return _present(services, submission.job, response)
+    return await look(services.database, _present, services, submission.job, response)
 
 
 @router.get("/v1/videos")
@@ -68,7 +69,11 @@ def list_videos(
 @router.get("/v1/videos/{video_id}")
 async def get_video(video_id: str, response: Response, services: ServicesParam, owner: OwnerParam) -> Video:
     """One job. A failed job is a normal answer."""
-    # Asked for most of all: a look-up never waits for a writer, and a thread would cost more than it does.
+    # Asked for most of all.
+    return await look(services.database, _find, services, video_id, owner, response)
+
+
+def _find(services: Services, video_id: str, owner: str | None, response: Response) -> Video:
     job = services.jobs.get(video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)

@@ -4,6 +4,9 @@ DELETE FROM workers;
 -- name: forget
 DELETE FROM workers WHERE name = :name;
 
+-- name: forget_silent
+DELETE FROM workers WHERE heartbeat_at < :since;
+
 -- name: report
 INSERT INTO workers (name, state, message, model, device, dtype, load_seconds, supervisor_pid, worker_pid,
                      memory_total_bytes, memory_in_use_bytes, heartbeat_at)

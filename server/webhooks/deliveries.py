@@ -14,9 +14,10 @@ import anyio
 from fastapi.concurrency import run_in_threadpool
 
 from server import logs
-from server.database import DatabaseError
+from server.database import Database, DatabaseError
 from server.feed import ChangeFeed
 from server.jobs import JobTable
+from server.looking import look
 from server.present import Presenter
 from server.webhook_table import Webhook, WebhookTable
 from server.webhooks.schedule import next_delay_seconds
@@ -33,6 +34,7 @@ class Deliveries:
 
     def __init__(
         self,
+        database: Database,
         table: WebhookTable,
         jobs: JobTable,
         presenter: Presenter,
@@ -40,6 +42,7 @@ class Deliveries:
         sender: Sender,
         signer: Signer,
     ) -> None:
+        self._database = database
         self._table = table
         self._jobs = jobs
         self._presenter = presenter
@@ -66,14 +69,14 @@ class Deliveries:
         while True:
             change = self._feed.next_change()
             try:
-                self._start_due()
+                await self._start_due()
             except DatabaseError as error:
                 logs.get_logger().error("database_error", message=str(error))
             with anyio.move_on_after(LOOK_SECONDS):
                 await change.wait()
 
-    def _start_due(self) -> None:
-        for webhook in self._table.due(per_site=MAX_AT_ONCE_PER_SITE):
+    async def _start_due(self) -> None:
+        for webhook in await look(self._database, self._table.due, per_site=MAX_AT_ONCE_PER_SITE):
             if len(self._on_their_way) >= MAX_AT_ONCE:
                 return
             sites = [site for site, _ in self._on_their_way.values()]
@@ -91,17 +94,22 @@ class Deliveries:
             del self._on_their_way[webhook.id]
 
     async def _try(self, webhook: Webhook) -> Outcome:
+        body = await look(self._database, self._body, webhook)
+        if body is None:
+            return Outcome("gone", "the job was deleted")
+        headers = self._signer.headers(webhook.id, int(time.time()), body)
+        return await self._sender.send(webhook.url, body, headers)
+
+    def _body(self, webhook: Webhook) -> bytes | None:
         job = self._jobs.find(webhook.job_id)
         if job is None:
-            return Outcome("gone", "the job was deleted")
+            return None
         message = {
             "type": webhook.event,
             "timestamp": datetime.fromtimestamp(webhook.created_at, UTC).isoformat().replace("+00:00", "Z"),
             "data": self._presenter.video(job).model_dump(mode="json"),
         }
-        body = json.dumps(message, separators=(",", ":")).encode()
-        headers = self._signer.headers(webhook.id, int(time.time()), body)
-        return await self._sender.send(webhook.url, body, headers)
+        return json.dumps(message, separators=(",", ":")).encode()
 
     async def _record(self, webhook: Webhook, outcome: Outcome) -> None:
         tries = webhook.tries + 1

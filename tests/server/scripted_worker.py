@@ -38,6 +38,7 @@ from tests.server.samples import result_of
 
 JPEG = b"\xff\xd8 a picture"
 BIG_BYTES = 20 * 1024 * 1024
+MEMORY_BYTES = 64 * 2**30
 
 
 def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
@@ -47,7 +48,7 @@ def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
     link = SupervisorLink(pipe)
     link.start()
     link.report_memory(lambda: 1234)
-    link.send(ModelLoaded(0.5, "cpu", "float32", 64_000))
+    link.send(ModelLoaded(0.5, "cpu", "float32", MEMORY_BYTES))
     threading.Thread(target=_note_ahead, args=(start, link), daemon=True).start()
     threads = []
     while job := link.next_job():

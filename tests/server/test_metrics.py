@@ -42,7 +42,7 @@ def registry(database: Database) -> CollectorRegistry:
 def test_memory_in_use_is_that_of_the_device(registry: CollectorRegistry, database: Database) -> None:
     workers = WorkerTable(database)
     workers.report(dataclasses.replace(REPORT, device=None, memory_in_use_bytes=None))
-    name, labels = "reelwright_memory_in_use_bytes", {"device": "cuda:0"}
+    name, labels = "reelwright_memory_in_use_bytes", {"worker": "local", "device": "cuda:0"}
     assert registry.get_sample_value(name, labels) is None
     workers.report(REPORT)
     assert registry.get_sample_value(name, labels) == 1_500

@@ -13,7 +13,7 @@ from configs.model_preset import ModelPreset
 from server import running_job, worker_handle
 from server.job import Job
 from tests.server.running_supervisor import RunningSupervisor
-from tests.server.scripted_worker import JPEG, run_script
+from tests.server.scripted_worker import JPEG, MEMORY_BYTES, run_script
 
 Start = Callable[..., AbstractContextManager[RunningSupervisor]]
 
@@ -49,7 +49,7 @@ def test_the_next_job_starts_when_the_device_is_released(supervised: Start) -> N
         assert running.wait_for_job(first).status == "completed"
         assert running.files_of(first) == ["1.mp4", "1.thumbnail.jpg"]
         running.wait_for(lambda: running.worker().memory_in_use_bytes == 1234)
-        assert running.worker().memory_total_bytes == 64_000
+        assert running.worker().memory_total_bytes == MEMORY_BYTES
 
 
 def test_a_job_holds_the_device_until_it_releases_it(supervised: Start) -> None:

@@ -14,27 +14,27 @@ from tests.server.samples import new_job
 async def follow(database: Database) -> None:
     """Submit, claim and delete a job, looking after each change."""
     jobs, claims, feed = JobTable(database), ClaimTable(database), ChangeFeed(database)
-    snapshots = Snapshots(jobs, Presenter(jobs, "tiny-wan"), feed)
+    snapshots = Snapshots(database, jobs, Presenter(jobs, "tiny-wan"), feed)
     feed.start()
     await feed.next_change().wait()
     job_id = jobs.submit(new_job()).job.id
     await feed.next_change().wait()
-    queued = snapshots.get(job_id)
+    queued = await snapshots.get(job_id)
     assert queued is not None
     assert (queued.video.status, queued.video.queue_position) == ("queued", 1)
-    assert snapshots.get(job_id) is queued
+    assert await snapshots.get(job_id) is queued
 
     change = feed.next_change()
     claims.claim("tiny-wan")
     await change.wait()
-    running = snapshots.get(job_id)
+    running = await snapshots.get(job_id)
     assert running is not None
     assert (running.video.status, running.job.version) == ("in_progress", 2)
 
     change = feed.next_change()
     jobs.delete(job_id)
     await change.wait()
-    assert snapshots.get(job_id) is None
+    assert await snapshots.get(job_id) is None
 
     change = feed.next_change()
     feed.close()

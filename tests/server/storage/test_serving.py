@@ -14,10 +14,12 @@ import uvicorn
 
 from configs.settings import Settings
 from server.app import create_app
+from server.database import open_database
 from server.files import DataFolder
 from server.lock import FolderLock
 from server.model_choice import choose_model
 from server.services import build_services
+from server.storage.opening import open_store
 from server.supervisor import SupervisorStart
 from server.supervisor_handle import SupervisorHandle
 from tests.server.routes.test_videos import error_of
@@ -55,9 +57,9 @@ def another_api(data_dir: Path, model_file: Path) -> Iterator[httpx.Client]:
         data_dir=data_dir, model=str(model_file), storage_url=URL, storage_presigned_seconds=60
     )
     preset, attention = choose_model(settings)
-    files = DataFolder(data_dir)
+    database, store = open_database(settings), open_store(settings, DataFolder(data_dir))
     unused = SupervisorHandle(SupervisorStart(settings, preset, FolderLock(-1)))
-    services = build_services(settings, preset, attention, files, unused)
+    services = build_services(settings, preset, attention, database, store, unused)
     port = free_port()
     config = uvicorn.Config(create_app(services), port=port, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)

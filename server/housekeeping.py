@@ -1,0 +1,64 @@
+"""What somebody must do from time to time, and anybody may: expire jobs, take claims from lost workers.
+
+Knows: what is due, and that others do the same at the same time: each job is removed or lost once, by one of
+them. Does not know: who runs it, a supervisor or an API process without one.
+"""
+
+import time
+from typing import Protocol
+
+from server import logs
+from server.claims import ClaimTable
+from server.database import Database
+from server.jobs import JobTable
+from server.workers import WorkerTable
+
+EXPIRY_SECONDS = 1.0
+REAP_SECONDS = 5.0
+FORGET_SECONDS = 3600.0
+
+
+class RemovesFiles(Protocol):
+    """A supervisor's files, or the API's store."""
+
+    def remove(self, job_id: str) -> None:
+        """Remove everything of a job."""
+        ...
+
+
+class Housekeeping:
+    """Every method of one thread. With SQLite nobody is lost: the one supervisor is the API's child."""
+
+    def __init__(self, database: Database, files: RemovesFiles, retention_seconds: float | None) -> None:
+        self._jobs = JobTable(database)
+        self._claims = ClaimTable(database, retention_seconds)
+        self._workers = WorkerTable(database)
+        self._files = files
+        self._reaps = database.is_remote
+        self._expire_at = 0.0
+        self._reap_at = 0.0
+        self._log = logs.get_logger()
+
+    def run(self) -> None:
+        """Do what is due. Raises DatabaseError."""
+        if time.monotonic() >= self._expire_at:
+            self.expire()
+        if self._reaps and time.monotonic() >= self._reap_at:
+            self._reap()
+
+    def expire(self) -> None:
+        """Remove the jobs that have expired, and their files."""
+        if self._jobs.expired():
+            for job_id in self._jobs.delete_expired():
+                self._files.remove(job_id)
+                self._log.info("job_expired", job=job_id)
+        self._expire_at = time.monotonic() + EXPIRY_SECONDS
+
+    def _reap(self) -> None:
+        for claim in self._claims.reap():
+            self._log.warning("job_reaped", job=claim.job_id, attempt=claim.attempt)
+            job = self._jobs.find(claim.job_id)
+            if job is None or job.is_final:
+                self._files.remove(claim.job_id)
+        self._workers.forget_silent(FORGET_SECONDS)
+        self._reap_at = time.monotonic() + REAP_SECONDS
