@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 from benchmarks.clips import make_clip, read_frames, weights_sha256
 from benchmarks.following_report import (
@@ -29,6 +30,7 @@ from benchmarks.following_report import (
 )
 from benchmarks.host import this_host
 from configs.attention import AttentionOverrides
+from configs.compute import CompileMode, ComputeSettings, ModelPrecision, StepCache
 from configs.job import JobParameters
 from configs.model_preset import BUNDLED_MODEL, ModelPreset, find_model
 from configs.resolve import GenerationRequest, resolve
@@ -92,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     weights = weights_sha256(preset.folder)
-    loaded = load_pipeline(preset, device=arguments.device, dtype=arguments.dtype)
+    compute = ComputeSettings(compile=arguments.compile, precision=arguments.precision)
+    loaded = load_pipeline(preset, device=arguments.device, dtype=arguments.dtype, compute=compute)
     print(f"{loaded.dtype} on {loaded.device}, {this_host()}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         runs = measure(loaded, requests, arguments.prompts, weights, arguments.clips or Path(scratch))
@@ -115,7 +118,7 @@ def _requests(arguments: argparse.Namespace) -> dict[str, GenerationRequest]:
     if unused := sorted(said.keys() - {flag for name in attentions for flag in FLAGS[name]}):
         chosen = " ".join(attentions)
         raise ValueError(f"{', '.join(unused)} has no effect with --attention {chosen}; leave it out")
-    names = ("size", "num_frames", "num_inference_steps", "guidance_scale")
+    names = ("size", "num_frames", "num_inference_steps", "guidance_scale", "step_cache")
     clip = {name: getattr(arguments, name) for name in names}
     return {
         name: GenerationRequest(
@@ -132,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     most = len(held_out_specs())
+    parser.add_argument("--step-cache", choices=get_args(StepCache))
+    parser.add_argument("--precision", choices=get_args(ModelPrecision), default="full")
+    parser.add_argument("--compile", choices=get_args(CompileMode), default="auto")
     parser.add_argument("--prompts", type=int, default=200, choices=range(1, most + 1), metavar=f"1..{most}")
     parser.add_argument(
         "--attention",
