@@ -117,6 +117,13 @@ def _transformer() -> WanTransformer3DModel:
     )
 
 
+def tiny_transformer(seed: int = 0) -> WanTransformer3DModel:
+    """Its transformer by itself; the same seed gives the same weights, global random state is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _transformer().eval()
+
+
 def _name_portable_tokenizer_class(model_index: Path) -> None:
     # transformers 5 writes a class name that transformers 4 does not know.
     content = json.loads(model_index.read_text(encoding="utf-8"))
