@@ -21,12 +21,25 @@ def choose_model(settings: Settings) -> tuple[ModelPreset, AttentionConfig]:
     except ValueError as error:
         raise SettingsError(f"{flag_name('model')}: {error}") from error
     try:
-        return _with_step_cache(preset, settings), settings.attention.over(preset.attention)
+        return _with_step_cache(preset, settings), chosen_attention(settings, preset)
     except ValidationError as error:
         message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise SettingsError(f"attention settings: {message}") from error
     except ValueError as error:
         raise SettingsError(f"attention settings: {error}") from error
+
+
+def chosen_attention(settings: Settings, preset: ModelPreset) -> AttentionConfig:
+    """The preset's attention with the settings' over it; with ``precision`` fp8 in fp8, unless they say.
+
+    Raises:
+        ValueError: they cannot be combined.
+    """
+    attention = settings.attention.over(preset.attention)
+    follows = settings.attention_precision is None and attention.backend == "anchor_local"
+    if settings.precision == "fp8" and follows:
+        return attention.model_copy(update={"precision": "fp8"})
+    return attention
 
 
 def _with_step_cache(preset: ModelPreset, settings: Settings) -> ModelPreset:

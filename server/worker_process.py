@@ -26,6 +26,7 @@ from configs.settings import Settings
 from server import logs
 from server.job import JobError
 from server.lock import FolderLock
+from server.model_choice import chosen_attention
 from server.parent_death import die_with_parent, ignore_stop_signals
 from server.protocol import (
     DeviceBroken,
@@ -88,7 +89,7 @@ def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
             memory=settings.memory,
             compute=settings.compute,
         )
-        _warm_up(loaded, settings.attention.over(start.preset.attention))
+        _warm_up(loaded, chosen_attention(settings, start.preset))
     except JobFailedError as error:
         link.send(ModelLoadFailed(error.message, error.retryable))
         return None
