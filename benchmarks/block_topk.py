@@ -10,12 +10,15 @@ there already. If the error against float64 is worse than that of eager bfloat16
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from attention.block_topk import triton_impl
 from attention.block_topk.boxes import BoxPattern
@@ -24,10 +27,10 @@ from attention.block_topk.selection import box_scores, kept_counts, selected_box
 from attention.block_topk.triton_selection import box_means_triton
 from attention.tiles import Grid
 from attention.triton_tiles import TileConfig
-from benchmarks.attention import fastest_dense
-from benchmarks.gpu import Timing, device_seconds, graph_seconds, machine
+from benchmarks.gpu import Timing, device_seconds, graph_seconds, interleaved_seconds, machine
 
 ERROR_ROWS = 256
+DENSE = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,9 @@ class Shape:
         """The default one."""
         return float(self.head_dim**-0.5)
 
-    def layout(self) -> BoxLayout:
+    def layout(self, device: torch.device) -> BoxLayout:
         """The order of its tokens."""
-        pattern = BoxPattern(self.tile_thw, anchor_stride=self.anchor_stride)
-        return box_layout(pattern, self.grid, torch.device("cuda", torch.cuda.current_device()))
+        return box_layout(BoxPattern(self.tile_thw, anchor_stride=self.anchor_stride), self.grid, device)
 
 
 SMALL, LARGE = (21, 30, 52), (21, 45, 80)
@@ -110,11 +112,11 @@ class Row:
         return self.density * self.dense.median_seconds / self.attention.median_seconds
 
 
-def ordered_inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+def ordered_inputs(shape: Shape, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Random bfloat16 q, k, v [1, tokens, heads, head_dim]; the order is the layout's."""
-    generator = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     size = (1, shape.tokens, shape.heads, shape.head_dim)
-    q, k, v = (torch.randn(size, generator=generator, device="cuda").bfloat16() for _ in range(3))
+    q, k, v = (torch.randn(size, generator=generator, device=device).bfloat16() for _ in range(3))
     return q, k, v
 
 
@@ -167,7 +169,7 @@ def counted_density(shape: Shape, layout: BoxLayout, tally: Tensor) -> float:
 def measure(shape: Shape) -> Row:
     """Check, then time, one shape."""
     q, k, v = ordered_inputs(shape)
-    layout, config = shape.layout(), triton_impl.tile_config(q)
+    layout, config = shape.layout(q.device), triton_impl.tile_config(q)
     out = torch.full_like(q, float("nan"))
     tally = torch.zeros((), dtype=torch.int64, device=q.device)
 
@@ -184,7 +186,7 @@ def measure(shape: Shape) -> Row:
             out=out,
         )
 
-    def select() -> tuple[object, object]:
+    def select() -> object:
         return triton_impl.select(
             q,
             k,
@@ -211,30 +213,43 @@ def measure(shape: Shape) -> Row:
         tally=None,
         block_n=config.block_n,
     )
-    dense_backend, dense = fastest_dense(q, k, v)
+
+    def attend() -> Tensor:
+        return triton_impl.attend(q, k, v, layout, lists, rest, scale=shape.scale, config=config, out=out)
+
+    own: dict[str, Callable[[], object]] = {"both": both, "selection": select, "attention": attend}
+    timings = interleaved_seconds(own | {name: dense_call(name, q, k, v) for name in DENSE})
+    fastest = min(DENSE, key=lambda name: timings[name].median_seconds)
     return Row(
         shape=shape,
         boxes=layout.boxes,
         density=density,
         error=error,
         eager_error=eager_error,
-        dense_backend=dense_backend,
-        dense=dense,
-        both=device_seconds(both),
+        dense_backend=fastest,
+        dense=timings[fastest],
         both_in_a_graph=graph_seconds([both]),
-        selection=device_seconds(select),
-        attention=device_seconds(
-            lambda: triton_impl.attend(
-                q, k, v, layout, lists, rest, scale=shape.scale, config=config, out=out
-            )
-        ),
+        both=timings["both"],
+        selection=timings["selection"],
+        attention=timings["attention"],
     )
+
+
+def dense_call(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
+    """One of PyTorch's dense attentions."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+
+    def call() -> Tensor:
+        with sdpa_kernel(DENSE[name]):
+            return scaled_dot_product_attention(q, k, v)
+
+    return call
 
 
 def tune(shape: Shape) -> list[tuple[TileConfig, float]]:
     """Seconds of every configuration that compiles and fits, fastest first; selection included."""
     q, k, v = ordered_inputs(shape)
-    layout = shape.layout()
+    layout = shape.layout(q.device)
     results = []
     for config in TUNE_CONFIGS:
 

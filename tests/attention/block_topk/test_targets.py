@@ -7,7 +7,6 @@ from tests.attention.compiled import KIB, SHARED_BYTES, needs_of
 TARGETS = (
     "80-128-bf16-rest",
     "89-256-fp32",
-    "90-128-bf16",
     "90-128-bf16-rest",
     "90-96-bf16",
     "120-64-fp16-rest",

@@ -1,0 +1,24 @@
+"""The benchmark's check of errors and density, on a small clip; the rest of it needs a GPU."""
+
+import pytest
+import torch
+
+from attention.block_topk.triton_impl import block_topk_triton
+from benchmarks.block_topk import Shape, counted_density, errors, ordered_inputs
+from tests.attention.block_topk.helpers import DEVICE
+
+
+@pytest.mark.parametrize("anchor_stride", [None, 5])
+def test_errors_are_of_the_boxes_that_were_kept(anchor_stride: int | None) -> None:
+    shape = Shape((2, 4, 4), 1, 32, (1, 2, 4), top_k=2, pooled_rest=True, anchor_stride=anchor_stride)
+    q, k, v = ordered_inputs(shape, DEVICE)
+    layout = shape.layout(q.device)
+    tally = torch.zeros((), dtype=torch.int64, device=q.device)
+    out = block_topk_triton(
+        q, k, v, layout, top_k=shape.top_k, pooled_rest=True, scale=shape.scale, tally=tally
+    )
+    error, eager_error = errors(shape, layout, q, k, v, out)
+    assert 0 < error <= eager_error + torch.finfo(q.dtype).eps
+    assert errors(shape, layout, q, k, v, out.flip(1))[0] > 10 * eager_error
+    if anchor_stride is None:  # 4 boxes of 8 in a ring of frames and halves; each touches 2 and keeps 3
+        assert counted_density(shape, layout, tally) == 3 / 4
