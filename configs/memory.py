@@ -167,7 +167,10 @@ def decode_bytes(memory: ModelMemory, clip: ClipShape, rung: DeviceRung) -> int:
 
 
 def resident_bytes(memory: ModelMemory, level: OffloadLevel) -> dict[DeviceStage, int]:
-    """Weights on the device in each stage. Of two transformers, the levels from ``model`` on hold one."""
+    """Weights on the device in each stage. Of two transformers, the levels from ``model`` on hold one.
+
+    A text encoder that leaves the device comes block by block: that moves no more than coming as a whole.
+    """
     text, vae, transformers = memory.text_encoder, memory.vae, memory.transformers
     if level == "group":
         return {
@@ -177,12 +180,14 @@ def resident_bytes(memory: ModelMemory, level: OffloadLevel) -> dict[DeviceStage
         }
     if level == "model":
         return {
-            "text_encode": text.total,
+            "text_encode": text.streamed,
             "denoise": max(each.total for each in transformers),
             "vae_decode": vae.total,
         }
-    rest = memory.weights_bytes - (text.total if level == "encoder" else 0)
-    return {"text_encode": memory.weights_bytes, "denoise": rest, "vae_decode": rest}
+    if level == "encoder":
+        rest = memory.weights_bytes - text.total
+        return {"text_encode": rest + text.streamed, "denoise": rest, "vae_decode": rest}
+    return dict.fromkeys(DEVICE_STAGES, memory.weights_bytes)
 
 
 def sizes_of(weights: Mapping[str, int], block_name: str) -> NetworkBytes:

@@ -108,10 +108,10 @@ class JobMemory:
             available_bytes=available + base,
             predicted_peak_by_stage=peaks,
         )
-        beside = fit.peaks["denoise"] + loaded.memory.text_encoder.total + text_bytes(loaded.memory)
+        beside = fit.peaks["denoise"] + loaded.memory.text_encoder.streamed + text_bytes(loaded.memory)
         loaded.placement.set_level(
             fit.offload,
-            may_encode_ahead=fit.offload == "none" or (fit.offload != "group" and beside <= available),
+            may_encode_ahead=fit.offload == "none" or beside <= available,
         )
 
     def _room(self) -> Room:

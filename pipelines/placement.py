@@ -26,8 +26,9 @@ class NoRoomError(Exception):
 class Placement:
     """The networks of one pipeline, by name. Each is where the level says, unless it is in use.
 
-    Levels: ``none`` (everything on the device), ``encoder`` (the text encoder comes when it encodes),
-    ``model`` (each network comes for its stage), ``group`` (their blocks come one by one).
+    Levels: ``none`` (everything on the device), ``encoder`` (the text encoder comes when it encodes, block by
+    block, which moves no more than all of it at once), ``model`` (each network comes for its stage),
+    ``group`` (blocks of transformers come one by one too).
     """
 
     def __init__(self, networks: Mapping[str, Network], device: torch.device) -> None:
@@ -122,7 +123,7 @@ class Placement:
         with contextlib.ExitStack() as stack:
             for name in filter(self._leaves, names):
                 network = self._networks[name]
-                if self._level == "group":
+                if self._level == "group" or name == TEXT_ENCODER:
                     stack.enter_context(network.streamed())
                 else:
                     stack.callback(network.leave)
