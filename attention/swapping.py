@@ -34,7 +34,7 @@ from attention.families.joint import JointProcessor
 from attention.families.moves import Move, along
 from attention.forward import CURRENT, Counts, ForwardPass, swapped_attention
 from attention.parallel.ranks import RankGroup
-from attention.parallel.report import ParallelReport
+from attention.parallel.report import Exchange, ParallelReport
 from attention.parallel.shards import Shards
 from attention.parallel.support import anchored, check_pass, check_shareable
 from attention.registry import Given, build_backend
@@ -175,7 +175,7 @@ class SwapHandle:
         if self._ranks is None:
             return None
         counts, dense_calls = self._counts, self._counts.dense_reasons.total()
-        kinds = {"anchor_local": "anchors", "window": "heads"}
+        kinds: dict[str, Exchange] = {"anchor_local": "anchors", "window": "heads"}
         return ParallelReport(
             ranks=self._ranks.size,
             sparse_exchange=kinds[self._backend.name] if counts.sparse_calls else None,

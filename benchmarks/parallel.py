@@ -16,6 +16,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from benchmarks.random_models import random_module
 from pipelines.parallel import ParallelGroup
 
 MODEL = "wan2.1-t2v-14b"
-CHECKED = {"width": 832, "height": 480, "num_frames": 33}
 SEED = 0
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -88,8 +88,12 @@ def measure(setting: Setting, ranks: RankGroup | None, device: torch.device) -> 
     architecture = setting.architecture
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     transformer: Any = random_module(architecture.transformer, device, dtype, SEED)
-    small = architecture if setting.tiny else replace(architecture, **CHECKED, block_size=1560)
-    exact = one_pass(small, copy.deepcopy(transformer).float(), None, device, torch.float32)
+    small = architecture
+    if not setting.tiny:
+        small = replace(architecture, width=832, height=480, num_frames=33, block_size=1560)
+    in_float32: Any = copy.deepcopy(transformer).float()
+    exact = one_pass(small, in_float32, None, device, torch.float32)
+    del in_float32
     alone = one_pass(small, transformer, None, device, dtype)
     together = one_pass(small, transformer, ranks, device, dtype)
     errors = [float((out.float() - exact).norm() / exact.norm()) for out in (together, alone)]
@@ -97,7 +101,7 @@ def measure(setting: Setting, ranks: RankGroup | None, device: torch.device) -> 
         raise RuntimeError(
             f"{ranks.size if ranks else 1} ranks are off by {errors[0]:.2e}, one by {errors[1]:.2e}"
         )
-    inputs = step_inputs(architecture, transformer, device, dtype, SEED)
+    inputs: dict[str, Any] = {**step_inputs(architecture, transformer, device, dtype, SEED)}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds: dict[bool, float] = {}
@@ -105,7 +109,7 @@ def measure(setting: Setting, ranks: RankGroup | None, device: torch.device) -> 
     for is_dense in (False, True):
         with swapped(architecture, transformer, ranks) as handle:
             handle.set_dense("benchmark" if is_dense else None)
-            run = lambda: transformer(**inputs, return_dict=False)[0]  # noqa: E731
+            run = partial(one_call, transformer, inputs)
             run()
             if ranks is not None:
                 ranks.gather(torch.zeros(1, device=device)).wait()
@@ -125,6 +129,12 @@ def measure(setting: Setting, ranks: RankGroup | None, device: torch.device) -> 
     )
 
 
+def one_call(transformer: Any, inputs: dict[str, Any]) -> Tensor:
+    """A forward pass."""
+    out: Tensor = transformer(**inputs, return_dict=False)[0]
+    return out
+
+
 def one_pass(
     architecture: Architecture,
     transformer: Any,
@@ -133,10 +143,9 @@ def one_pass(
     dtype: torch.dtype,
 ) -> Tensor:
     """A sparse pass with the first layer dense."""
-    inputs = step_inputs(architecture, transformer, device, dtype, SEED)
+    inputs: dict[str, Any] = {**step_inputs(architecture, transformer, device, dtype, SEED)}
     with swapped(architecture, transformer, ranks, dense_layers=(0,)):
-        out: Tensor = transformer(**inputs, return_dict=False)[0]
-    return out
+        return one_call(transformer, inputs)
 
 
 def swapped(
@@ -173,7 +182,7 @@ def run(size: int, setting: Setting) -> Measured:
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        found = [pipe.recv() for pipe in pipes]
+        found: list[Measured] = [pipe.recv() for pipe in pipes]
         for process in processes:
             process.join()
     return replace(

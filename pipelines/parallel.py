@@ -48,7 +48,7 @@ class ParallelGroup:
         on_gpu = device.type == "cuda"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=dist.FileStore(meeting, size),
+            init_method=f"file://{meeting}",
             rank=rank,
             world_size=size,
             timeout=timeout,
@@ -89,7 +89,8 @@ class ParallelGroup:
             JobCancelledError: a rank raised it.
             OtherRankFailedError: another rank raised something else.
         """
-        status, own = _GO_ON, None
+        status = _GO_ON
+        own: Exception | None = None
         try:
             yield
         except JobCancelledError as error:

@@ -53,11 +53,9 @@ def packed(text: EncodedText, resume: Checkpoint | None) -> bytes:
 def unpacked(start: bytes, device: torch.device) -> tuple[EncodedText, Checkpoint | None]:
     """What was packed on a device of the same kind; tensors that were on the host stay there."""
 
-    def place(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        return storage if location == "cpu" else storage.to(device=device)
-
+    places = {f"cuda:{index}": str(device) for index in range(torch.cuda.device_count())}
     # From a process of our own, so that it may hold more than weights.
     found: tuple[EncodedText, Checkpoint | None] = torch.load(
-        io.BytesIO(start), map_location=place, weights_only=False
+        io.BytesIO(start), map_location=places, weights_only=False
     )
     return found

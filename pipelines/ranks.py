@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -68,7 +69,7 @@ def load_on_ranks(
         check_ranks(loaded.pipe, ranks)
     except ValueError as error:
         raise JobFailedError("model_load_failed", f"model {preset.name} on {ranks} ranks: {error}") from error
-    folder = tempfile.mkdtemp(prefix="reelwright-ranks-")  # only this user's processes can meet there
+    meeting = Path(tempfile.mkdtemp(prefix="reelwright-ranks-")) / "meeting"  # of this user's processes only
     starts = [
         FollowerStart(
             preset=preset,
@@ -78,22 +79,20 @@ def load_on_ranks(
             dtype=str(loaded.dtype).removeprefix("torch."),
             memory=memory,
             compute=compute,
-            meeting=f"{folder}/meeting",
+            meeting=str(meeting),
             timeout_seconds=timeout_seconds,
             prepare=prepare,
         )
         for rank, name in enumerate(devices)
         if rank > 0
     ]
-    started = Ranks(starts, on_broken)
+    started = Ranks(starts, meeting.parent, on_broken)
     try:
         started.wait_until_loaded()
-        group = ParallelGroup(0, ranks, f"{folder}/meeting", loaded.device, timeout_seconds)
+        group = ParallelGroup(0, ranks, str(meeting), loaded.device, timeout_seconds)
     except BaseException:
         started.close()
         raise
-    finally:
-        shutil.rmtree(folder)
     started.watch()
     # A copy would have another placement; no one else has seen this one yet.
     object.__setattr__(loaded, "parallel", group)
@@ -118,9 +117,11 @@ class Ranks:
         broken: why there will be no more jobs on these ranks; None: there may be. To be asked after each job.
     """
 
-    def __init__(self, starts: list[FollowerStart], on_broken: Callable[[str], None]) -> None:
+    def __init__(self, starts: list[FollowerStart], folder: Path, on_broken: Callable[[str], None]) -> None:
+        """``folder``: where the ranks meet, removed in the end: groups meet when they are first used."""
         self.size = len(starts) + 1
         self.broken: str | None = None
+        self._folder = folder
         self._on_broken = on_broken
         self._is_closing = False
         self._ended: queue.Queue[tuple[int, Ended]] = queue.Queue()
@@ -200,6 +201,7 @@ class Ranks:
             process.join(GRACE_SECONDS)
             process.kill()
             process.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _collect(self, error: BaseException | None) -> None:
         """Wait until all followers have left; raise the error of one that explains ours, or that we lack."""
@@ -265,4 +267,5 @@ class Ranks:
         finally:
             for process in self._processes:
                 process.kill()
+            shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(BROKEN_EXIT_CODE)

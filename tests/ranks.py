@@ -78,6 +78,7 @@ def _serve(rank: int, size: int, store: Path, pipe: "Connection[Any, Any]") -> N
     try:
         while True:
             ranks, function, args, options = pipe.recv()
+            answer: tuple[str | None, Any]
             try:
                 with torch.no_grad():
                     answer = (None, function(RankGroup(groups[ranks]), *args, **options))

@@ -19,7 +19,7 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         [B, M, H, D + e], dtype of q: the result, and behind it, as e elements, the bits of the log-sum-exp
         of the row's scores (float32; float64 if q is).
     """
-    out, lse = _with_lse(*(x.transpose(1, 2) for x in (q, k, v)), scale)
+    out, lse = _with_lse(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale)
     lse = lse.reshape(*out.shape[:2], -1)[:, :, : q.shape[1]]  # some operators pad the rows
     bits = lse.contiguous().unsqueeze(-1).view(q.dtype)
     return torch.cat([out, bits], dim=-1).transpose(1, 2)

@@ -1,6 +1,9 @@
 """What moved between ranks."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Exchange = Literal["anchors", "heads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,6 @@ class ParallelReport:
     """
 
     ranks: int
-    sparse_exchange: str | None
+    sparse_exchange: Exchange | None
     sparse_call_bytes: int
     dense_call_bytes: int

@@ -2,8 +2,8 @@
 
     python -m tests.pipelines.rank_driver RANKS [ARMED]
 
-Knows: ``load_on_ranks`` and ``run_job``. Does not know: what is expected. Ranks other than 0 fail inside a step
-once the file ARMED holds their number. Lines of JSON go both ways.
+Knows: ``load_on_ranks`` and ``run_job``. Does not know: what is expected. Ranks other than 0 fail inside a
+step once the file ARMED holds their number. Lines of JSON go both ways.
 """
 
 import json
@@ -46,7 +46,7 @@ def prepare() -> None:
             raise RuntimeError("armed")
         return by_heads(self, *args)
 
-    Shards.by_heads = failing  # type: ignore[method-assign]
+    Shards.by_heads = failing  # type: ignore[method-assign, assignment]
 
 
 def say(**what: object) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from tests.faults.processes import is_dead, wait_until
 from tests.pipelines.rank_driver import MODEL
 
 # Processes that wait for each other, and one test kills one of them.
-pytestmark = pytest.mark.alone
+# A start of four ranks loads PyTorch four times, which takes minutes on a slow machine.
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 4
 
@@ -82,12 +84,16 @@ class Driver:
         return self.process.wait(60)
 
 
+def has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or is_dead(pid)
+
+
 def drive(ranks: int, folder: Path) -> Iterator[Driver]:
     driver = Driver(ranks, folder)
     yield driver
     driver.close()
     for pid in driver.pids:
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists() or is_dead(pid), "the followers ended")
+        wait_until(partial(has_ended, pid), "the followers ended")
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast")
 STAY = ("hunyuan_i2v", "skyreels_v2_forcing")
 SHAREABLE = [name for name in BY_NAME if name not in STAY]
 # Blocks of 20 of 105 tokens do not divide among ranks: one is cut.
-RASTER = {"block_size": 20, "anchor_stride": 7, "anchor_offset": 3}
-TILES = {"token_order": "tile", "tile_thw": (2, 2, 3), "anchor_stride": 5, "anchor_offset": 2}
+RASTER: dict[str, Any] = {"block_size": 20, "anchor_stride": 7, "anchor_offset": 3}
+TILES: dict[str, Any] = {"token_order": "tile", "tile_thw": (2, 2, 3), "anchor_stride": 5, "anchor_offset": 2}
 
 
 def passes(
-    ranks: RankGroup | None, name: str, grid: Grid = GRID, backend: str = "anchor_local", **settings: Any
+    ranks: RankGroup | None, /, name: str, grid: Grid = GRID, backend: str = "anchor_local", **settings: Any
 ) -> tuple[list[Tensor], SwapReport, ParallelReport | None]:
     """A sparse pass, with its first layer dense, and a dense one."""
     variant = BY_NAME[name]

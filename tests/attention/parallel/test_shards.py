@@ -37,7 +37,7 @@ def alone(
         return plan.attend(q, k, v, SCALE, 0, text), dense(q, k, v)
     first = torch.arange(text)
     there, back = torch.cat([first, order.order + text]), torch.cat([first, order.inverse + text])
-    ordered = plan.attend(*(x[:, there] for x in (q, k, v)), SCALE, 0, text)
+    ordered = plan.attend(q[:, there], k[:, there], v[:, there], SCALE, 0, text)
     return ordered[:, back], dense(q, k, v)
 
 
@@ -70,7 +70,7 @@ def _whole(shards: Shards, out: Tensor, text: int) -> Tensor:
     return torch.cat([out[:, :text], rows.unflatten(2, out.shape[2:])], dim=1)
 
 
-CASES = {
+CASES: dict[str, Backend] = {
     "raster": AnchorLocalBackend(AnchorLocalPattern(50, 7, 3)),
     "tile": AnchorLocalBackend(TilePattern((2, 3, 4), 5, 2)),
     "rotated": AnchorLocalBackend(AnchorLocalPattern(64, 17), anchor_rotation=True).at_step(20),
