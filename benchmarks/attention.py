@@ -1,57 +1,47 @@
-"""anchor_local on a GPU: error against float64, and time against dense attention and the ideal.
+"""anchor_local on a GPU: error against float64, time against dense attention, FlexAttention and the ideal.
 
-    python -m benchmarks.attention --json attention.json
-    python -m benchmarks.attention --tune
+    python -m benchmarks.attention --json attention.json     # the table
+    python -m benchmarks.attention --candidates              # kernels that might replace the shipped one
+    python -m benchmarks.attention --accuracy                # errors at full size
+    python -m benchmarks.attention --sweep --plot sweep.svg  # over lengths, strides and block sizes
+    python -m benchmarks.attention --first-call              # what a first call costs
+    python -m benchmarks.attention --tune                    # tiles of the shipped kernel
 
 The kernel runs on tokens in the order that the swap keeps. Ideal is density x the fastest dense attention of
-the same run. If the error against float64 is worse than that of eager bfloat16, nothing is written.
+the same run. All calls of a row take turns in random order. If an error is larger than it may be (that of
+eager bfloat16; 4e-2 for fp8), nothing is written.
 """
 
 import argparse
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
-from attention.anchor_local.reference import allowed
 from attention.anchor_local.triton_impl import anchor_local_triton
-from attention.layout import anchor_local_layout
-from attention.pattern import AnchorLocalPattern
+from attention.choice import Precision
 from attention.triton_tiles import TileConfig
-from benchmarks.gpu import Timing, device_seconds, machine
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One row of the table."""
-
-    tokens: int
-    heads: int
-    head_dim: int
-    block_size: int
-    anchor_stride: int
-
-    @property
-    def pattern(self) -> AnchorLocalPattern:
-        """The pattern of this row."""
-        return AnchorLocalPattern(self.block_size, self.anchor_stride)
-
-
-SHAPES = (
-    Shape(32_760, 12, 128, 3120, 16),
-    Shape(32_760, 40, 128, 3120, 16),
-    Shape(32_760, 40, 128, 1560, 32),
-    Shape(75_600, 12, 128, 3600, 16),
-    Shape(75_600, 40, 128, 7200, 32),
-    Shape(75_600, 40, 128, 3600, 64),
-    Shape(32_768, 24, 64, 4096, 16),
+from benchmarks.attention_accuracy import accuracy_rows, accuracy_table
+from benchmarks.attention_candidates import candidate_rows, candidate_table
+from benchmarks.attention_cases import FP8_ERROR, FP8_SHAPE, SHAPES, Inputs, Shape, inputs, kernel_call, truth
+from benchmarks.attention_first_call import first_call_table, in_fresh_processes
+from benchmarks.attention_peers import (
+    DENSE_BACKENDS,
+    FLEX_ORDERS,
+    MAX_FLEX_TOKENS,
+    Call,
+    dense_call,
+    flex_call,
+    in_order,
 )
+from benchmarks.attention_sweep import panels, sweep_rows, sweep_table
+from benchmarks.gpu import Timing, device_seconds, interleaved_seconds, machine
+from benchmarks.line_plot import svg
+
 TUNE_SHAPES = (
     Shape(32_760, 12, 128, 3120, 16),
     Shape(32_768, 24, 64, 4096, 16),
@@ -61,20 +51,30 @@ TUNE_CONFIGS = tuple(
     TileConfig(m, n, warps, stages)
     for (m, n), warps, stages in itertools.product(((128, 128), (128, 64), (64, 128)), (4, 8), (2, 3, 4))
 )
-DENSE_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured for a shape; errors are relative, against float64."""
+    """What was measured for a shape; errors are relative, against float64.
+
+    ``flex`` has the orders that were measured; ``flex_skipped`` says of the others why not.
+    """
 
     shape: Shape
+    precision: Precision
     density: float
     error: float
     eager_error: float
     dense_backend: str
     dense: Timing
     sparse: Timing
+    flex: dict[str, Timing]
+    flex_skipped: dict[str, str]
+
+    @property
+    def most_error(self) -> float:
+        """The most that the error may be."""
+        return FP8_ERROR if self.precision == "fp8" else self.eager_error
 
     @property
     def of_ideal(self) -> float:
@@ -86,79 +86,71 @@ class Row:
         """Dense time over measured time."""
         return self.dense.median_seconds / self.sparse.median_seconds
 
-
-def ordered_inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Random bfloat16 q, k, v [1, tokens, heads, head_dim]; the order is the layout's."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    size = (1, shape.tokens, shape.heads, shape.head_dim)
-    q, k, v = (torch.randn(size, generator=generator, device="cuda").bfloat16() for _ in range(3))
-    return q, k, v
+    def over_flex(self, order: str) -> float | None:
+        """FlexAttention's time over measured time."""
+        timing = self.flex.get(order)
+        return None if timing is None else timing.median_seconds / self.sparse.median_seconds
 
 
-def errors(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[float, float]:
-    """Relative error of ``out`` and of eager bfloat16, on rows from all parts of the sequence."""
-    layout = anchor_local_layout(shape.pattern, shape.tokens, q.device)
-    rows = torch.cat([torch.arange(64), torch.arange(layout.anchors - 32, shape.tokens, shape.tokens // 400)])
-    rows = rows.clamp(max=shape.tokens - 1).to(q.device)
-    mask = allowed(shape.pattern, layout.key_order[rows], layout.key_order)
-
-    def dense_rows(dtype: torch.dtype) -> Tensor:
-        parts = []
-        for head in range(shape.heads):
-            scores = q[0, rows, head].to(dtype) @ k[0, :, head].to(dtype).T * shape.head_dim**-0.5
-            weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-            parts.append(weights @ v[0, :, head].to(dtype))
-        return torch.stack(parts, dim=1).double()
-
-    exact = dense_rows(torch.float64)
-
-    def relative(x: Tensor) -> float:
-        return float((x - exact).norm() / exact.norm())
-
-    return relative(out[0, rows].double()), relative(dense_rows(torch.bfloat16))
-
-
-def fastest_dense(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, Timing]:
-    """The fastest dense attention that PyTorch has here."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-
-    def timed(backend: SDPBackend) -> Timing:
-        with sdpa_kernel(backend):
-            return device_seconds(lambda: scaled_dot_product_attention(q, k, v))
-
-    timings = {name: timed(backend) for name, backend in DENSE_BACKENDS.items()}
-    best = min(timings, key=lambda name: timings[name].median_seconds)
-    return best, timings[best]
-
-
-def measure(shape: Shape) -> Row:
+def measure(shape: Shape, precision: Precision = "full", rounds: int = 15) -> Row:
     """Check, then time, one shape."""
-    q, k, v = ordered_inputs(shape)
-    layout = anchor_local_layout(shape.pattern, shape.tokens, q.device)
-    out = torch.full_like(q, float("nan"))
-    run: Callable[[], Tensor] = lambda: anchor_local_triton(q, k, v, layout, shape.head_dim**-0.5, out=out)  # noqa: E731
-    run()
-    error, eager_error = errors(shape, q, k, v, out)
-    dense_backend, dense = fastest_dense(q, k, v)
+    x = inputs(shape)
+    run = kernel_call(shape, x, precision)
+    exact = truth(shape, x)
+    error = exact.error(run())
+    flex, skipped = _flex_calls(shape, x, exact.error, exact.eager_error)
+    calls = {"sparse": run} | {name: dense_call(x, name) for name in DENSE_BACKENDS} | flex
+    timings = interleaved_seconds(calls, rounds)
+    dense_backend = min(DENSE_BACKENDS, key=lambda name: timings[name].median_seconds)
+    torch.cuda.empty_cache()
     return Row(
         shape=shape,
-        density=shape.pattern.allowed_pairs(shape.tokens) / shape.tokens**2,
+        precision=precision,
+        density=shape.density,
         error=error,
-        eager_error=eager_error,
+        eager_error=exact.eager_error,
         dense_backend=dense_backend,
-        dense=dense,
-        sparse=device_seconds(run),
+        dense=timings[dense_backend],
+        sparse=timings["sparse"],
+        flex={order: timings[order] for order in flex},
+        flex_skipped=skipped,
     )
+
+
+def _flex_calls(
+    shape: Shape, x: Inputs, error_of: Any, most_error: float
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """FlexAttention in each order, compiled and right; and why an order is missing."""
+    found: dict[str, Call] = {}
+    skipped: dict[str, str] = {}
+    for order in FLEX_ORDERS:
+        if shape.tokens > MAX_FLEX_TOKENS:
+            skipped[order] = f"its mask is only built up to {MAX_FLEX_TOKENS:,} tokens"
+            continue
+        try:
+            call = flex_call(shape, x, order)
+            error = error_of(in_order(call(), x, order))
+        except Exception as problem:  # Inductor has no common base for what cannot be compiled
+            skipped[order] = f"{type(problem).__name__}: {problem}"[:200]
+            continue
+        if error <= most_error:
+            found[order] = call
+        else:
+            skipped[order] = f"wrong: error {error:.2e}"
+    return found, skipped
 
 
 def tune(shape: Shape) -> list[tuple[TileConfig, float]]:
     """Seconds of every configuration that compiles and fits, fastest first."""
-    q, k, v = ordered_inputs(shape)
-    layout = anchor_local_layout(shape.pattern, shape.tokens, q.device)
+    x = inputs(shape)
     results = []
     for config in TUNE_CONFIGS:
+
+        def call(config: TileConfig = config) -> object:
+            return anchor_local_triton(x.q, x.k, x.v, x.layout, shape.scale, config)
+
         try:
-            timing = device_seconds(lambda c=config: anchor_local_triton(q, k, v, layout, 0.1, c), repeats=15)  # type: ignore[misc]
+            timing = device_seconds(call, repeats=15)
         except Exception as error:  # Triton has no common base for "does not fit" and "does not compile"
             print(f"  {config}: {type(error).__name__}")
             continue
@@ -166,25 +158,31 @@ def tune(shape: Shape) -> list[tuple[TileConfig, float]]:
     return sorted(results, key=lambda result: result[1])
 
 
-def print_table(rows: list[Row]) -> None:
+def table(rows: list[Row]) -> str:
     """The rows as a Markdown table."""
-    header = "tokens x heads x head_dim, block stride, density, error (eager bf16)"
-    columns = f"{header}, dense, sparse, of ideal, x dense".split(", ")
-    print(f"| {' | '.join(columns)} |")
-    print("|---" * len(columns) + "|")
+    header = "tokens x heads x head_dim, block, stride; precision; density; error (eager bf16)"
+    columns = f"{header}; dense; sparse; of ideal; x dense; Flex raster; Flex permuted".split("; ")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
-        s = row.shape
+        over = [row.over_flex(order) for order in FLEX_ORDERS]
         cells = (
-            f"{s.tokens:,} x {s.heads} x {s.head_dim}",
-            f"{s.block_size}, {s.anchor_stride}",
+            row.shape.title,
+            row.precision,
             f"{row.density:.4f}",
             f"{row.error:.2e} ({row.eager_error:.2e})",
             f"{row.dense_backend} {row.dense.median_seconds * 1e3:.2f} ms",
             f"{row.sparse.median_seconds * 1e3:.3f} ms",
             f"{row.of_ideal:.3f}",
             f"{row.speed_up:.2f}",
+            *("-" if times is None else f"{times:.2f} x ours" for times in over),
         )
-        print(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        f"{row.shape.title}: Flex {order}: {reason}"
+        for row in rows
+        for order, reason in row.flex_skipped.items()
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -193,25 +191,61 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--tune", action="store_true", help="time tile configurations instead")
+    parser.add_argument("--plot", type=Path, help="write the sweep's picture (SVG) here")
+    parser.add_argument("--rounds", type=int, default=15, help="how often each call is timed")
+    modes = parser.add_mutually_exclusive_group()
+    for mode in ("candidates", "accuracy", "sweep", "first-call", "tune"):
+        modes.add_argument(f"--{mode}", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
     print(machine())
-    if arguments.tune:
+    if arguments.candidates:
+        candidates = candidate_rows(arguments.rounds)
+        print(candidate_table(candidates))
+        _write(arguments.json, candidates)
+    elif arguments.accuracy:
+        accuracies = accuracy_rows()
+        print(accuracy_table(accuracies))
+        _refuse([row.shape for row in accuracies if not row.passes])
+        _write(arguments.json, accuracies)
+    elif arguments.sweep:
+        points = sweep_rows(arguments.rounds)
+        print(sweep_table(points))
+        _write(arguments.json, points)
+        if arguments.plot:
+            arguments.plot.write_text(svg(panels(points)))
+    elif arguments.first_call:
+        firsts = in_fresh_processes()
+        print(first_call_table(firsts))
+        _write(arguments.json, firsts)
+    elif arguments.tune:
         for shape in TUNE_SHAPES:
             print(shape)
             for config, seconds in tune(shape):
                 print(f"  {seconds * 1e3:8.3f} ms {config}", flush=True)
-        return
-    rows = [measure(shape) for shape in SHAPES]
-    print_table(rows)
-    worse = [row.shape for row in rows if not row.error <= row.eager_error]
+    else:
+        rows = [measure(shape, rounds=arguments.rounds) for shape in SHAPES]
+        rows.append(measure(FP8_SHAPE, "fp8", arguments.rounds))
+        print(table(rows))
+        _refuse([row.shape for row in rows if not row.error <= row.most_error])
+        _write(arguments.json, rows)
+
+
+def _refuse(worse: list[Shape]) -> None:
     if worse:
-        raise SystemExit(f"error above that of eager bfloat16 at {worse}")
-    if arguments.json:
-        content = [asdict(row) | {"of_ideal": row.of_ideal, "speed_up": row.speed_up} for row in rows]
-        arguments.json.write_text(json.dumps({"machine": machine(), "rows": content}, indent=1) + "\n")
+        raise SystemExit(f"error above what is allowed at {worse}")
+
+
+def _write(path: Path | None, rows: Sequence[Any]) -> None:
+    """JSON of dataclass rows with what they derive."""
+    if path is None:
+        return
+    derived = ("of_ideal", "speed_up")
+    content = [
+        {name: getattr(row, name) for name in derived if hasattr(row, name)} | asdict(row) for row in rows
+    ]
+    path.write_text(json.dumps({"machine": machine(), "rows": content}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What every GPU benchmark needs: device time by events, and a description of the machine."""
 
 import platform
+import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -48,8 +49,37 @@ def device_seconds(call: Callable[[], object], repeats: int = 30, warm_up: int =
         call()
         end.record()
     torch.cuda.synchronize()
-    seconds = sorted(begin.elapsed_time(end) / 1e3 for begin, end in zip(begins, ends, strict=True))
-    return Timing(statistics.median(seconds), seconds[repeats // 10], seconds[-1 - repeats // 10])
+    return _timing([begin.elapsed_time(end) / 1e3 for begin, end in zip(begins, ends, strict=True)])
+
+
+def interleaved_seconds(calls: Mapping[str, Callable[[], object]], rounds: int = 15) -> dict[str, Timing]:
+    """Device seconds of several calls, each once a round, in another random order every round.
+
+    So all of them meet the same clocks and temperatures, and no one always follows the same other one.
+    """
+    order, shuffle = list(calls), random.Random(0).shuffle
+    for name in order:
+        calls[name]()
+    pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            calls[name]()
+            end.record()
+            pairs[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {
+        name: _timing([begin.elapsed_time(end) / 1e3 for begin, end in events])
+        for name, events in pairs.items()
+    }
+
+
+def _timing(seconds: list[float]) -> Timing:
+    ranked = sorted(seconds)
+    tenth = len(ranked) // 10
+    return Timing(statistics.median(ranked), ranked[tenth], ranked[-1 - tenth])
 
 
 def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:

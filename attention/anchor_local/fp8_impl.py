@@ -22,8 +22,8 @@ from attention.anchor_local.value_columns import value_columns
 from attention.layout import AnchorLocalLayout
 from attention.triton_tiles import LOG2_E, TileConfig, large_tiles
 
-# As for the other kernel: fixed, so that no request waits for tuning. By channels. Nothing was measured on Ada;
-# its tiles are the ones that spill least.
+# By channels, and fixed as for the other kernel, so that no request waits for tuning. Nothing was measured on
+# Ada: its tiles are the ones that spill least.
 _HOPPER = {
     32: TileConfig(64, 128, 4, 3),
     64: TileConfig(64, 128, 4, 3),
@@ -150,7 +150,7 @@ def _fp8_kernel(
     q_stride, k_stride = heads * COLUMNS, kv_heads * COLUMNS
 
     rows = begin + tl.arange(0, BLOCK_M)
-    row_scale = tl.load(q_scale + batch_head.to(tl.int64) * queries + rows, mask=rows < queries, other=0.0)
+    row_scale = tl.load(q_scale + batch_head.to(tl.int64) * queries + rows, mask=rows < queries, other=1.0)
     row_scale = row_scale * tl.load(k_scale + kv_batch_head) * scale_log2
     q = _rows_tile(q_source, q_batch_row, begin, queries, q_column, q_stride, BLOCK_M, COLUMNS, TMA)
     acc = tl.zeros([BLOCK_M, COLUMNS], dtype=tl.float32)

@@ -19,7 +19,9 @@ INT8_MOST = 127.0
 E4M3_MOST = 448.0
 _CHUNK = 512  # tokens of one program of the first pass
 _ROWS = 64  # tokens of one step
-_LEAST_PEAK = tl.constexpr(1e-30)  # all zeros must not divide by zero
+# All zeros must not divide by zero, nor the product of the scales of q and k vanish.
+_LEAST_PEAK = tl.constexpr(1e-15)
+_LEAST_V_PEAK = tl.constexpr(1e-30)
 _INT8_MOST = tl.constexpr(INT8_MOST)
 _E4M3_MOST = tl.constexpr(E4M3_MOST)
 _INF = tl.constexpr(float("inf"))
@@ -138,7 +140,7 @@ def _scales_kernel(
     reach = tl.where(columns < HEAD_DIM, tl.maximum(most - mean, mean - least), 0.0)
     tl.store(k_mean + batch_head * COLUMNS + columns, mean)
     tl.store(k_scale + batch_head, tl.maximum(tl.max(reach, 0), _LEAST_PEAK) / _INT8_MOST)
-    tl.store(v_scale + batch_head * COLUMNS + columns, tl.maximum(v_most, _LEAST_PEAK) / _E4M3_MOST)
+    tl.store(v_scale + batch_head * COLUMNS + columns, tl.maximum(v_most, _LEAST_V_PEAK) / _E4M3_MOST)
 
 
 @triton.jit(do_not_specialize=[*_TOKENS, *_BATCH_STRIDES, "heads", "kv_heads"])
@@ -169,8 +171,9 @@ def _round_kernel(
     if head < kv_heads:
         batch_head = batch * kv_heads + head
         source = k + batch * k_stride_batch + head * k_stride_head
-        x, _ = _rows_of(source, row, tokens, k_stride_row, HEAD_DIM, COLUMNS, ROWS)
-        x -= tl.load(k_mean + batch_head * COLUMNS + columns)[None, :]
+        x, mask = _rows_of(source, row, tokens, k_stride_row, HEAD_DIM, COLUMNS, ROWS)
+        # Beyond the tensor nothing is stored, but no number that fits no int8 may be made one there either.
+        x = tl.where(mask, x - tl.load(k_mean + batch_head * COLUMNS + columns)[None, :], 0.0)
         at = ((batch * tokens + rows) * kv_heads + head) * COLUMNS
         # The division rounds: the largest value may come out a hair above 127, which rounds to 127.
         tl.store(

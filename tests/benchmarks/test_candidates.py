@@ -36,9 +36,9 @@ def test_is_the_definition(candidate: Candidate, tokens: int, block_size: int, s
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, tokens, 2, 16, generator=generator).to(DEVICE) for _ in range(3))
     truth = anchor_local_reference(q.double(), k.double(), v.double(), pattern, q_start=0, scale=0.25)
-    ordered = [x[:, layout.key_order].contiguous() for x in (q, k, v)]
+    q, k, v = (x[:, layout.key_order].contiguous() for x in (q, k, v))
     poisoned = torch.full_like(q, float("nan"))
-    out = run(candidate, *ordered, layout, 0.25, poisoned, programs=5)
+    out = run(candidate, q, k, v, layout, 0.25, poisoned, programs=5)
     error = (out[:, layout.query_inverse] - truth).norm() / truth.norm()
     assert error < 1e-6
 

@@ -13,7 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attention.anchor_local import triton_impl
+from attention.anchor_local import fp8_impl, triton_impl
+from attention.triton_tiles import TileConfig
 
 SOURCES = {"q_source": "block_m", "k_source": "block_n", "v_source": "block_n"}
 
@@ -42,7 +43,42 @@ def compile_kernel(capability: int, head_dim: int, dtype: str) -> dict[str, Any]
         return "constexpr" if name in constants else known.get(name, "i32")
 
     kernel = triton_impl._anchor_local_kernel
-    source = ASTSource(kernel, {name: type_of(name) for name in kernel.arg_names}, constants)
+    types = {name: type_of(name) for name in kernel.arg_names}
+    return _needs(capability, ASTSource(kernel, types, constants), config)
+
+
+def compile_fp8(capability: int, head_dim: int) -> dict[str, Any]:
+    """The same of the fp8 kernel."""
+    tma = capability // 10 in (9, 10)
+    config = (fp8_impl._HOPPER if tma else fp8_impl._ADA)[head_dim]
+    constants = {
+        "HEAD_DIM": head_dim,
+        "COLUMNS": head_dim,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "TMA": tma,
+        "INTERPRETED": False,
+    }
+    tiles = {
+        "q_source": ("i8", config.block_m, head_dim),
+        "k_source": ("i8", config.block_n, head_dim),
+        "v_source": ("fp8e4nv", head_dim, config.block_n),
+    }
+
+    def type_of(name: str) -> str:
+        if name in tiles:
+            dtype, rows, columns = tiles[name]
+            return f"tensordesc<{dtype}[{rows},{columns}]>" if tma else f"*{dtype}"
+        floats = dict.fromkeys(("q_scale", "k_scale", "v_scale"), "*fp32")
+        known = floats | {"out": "*bf16", "tiles": "*i32", "scale_log2": "fp32"}
+        return "constexpr" if name in constants else known.get(name, "i32")
+
+    kernel = fp8_impl._fp8_kernel
+    types = {name: type_of(name) for name in kernel.arg_names}
+    return _needs(capability, ASTSource(kernel, types, constants), config)
+
+
+def _needs(capability: int, source: ASTSource, config: TileConfig) -> dict[str, Any]:
     compiled = triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
@@ -59,4 +95,7 @@ def compile_kernel(capability: int, head_dim: int, dtype: str) -> dict[str, Any]
 if __name__ == "__main__":
     for target in sys.argv[1:]:
         capability, head_dim, dtype = target.split("-")
-        print(json.dumps(compile_kernel(int(capability), int(head_dim), dtype)))
+        if dtype == "fp8":
+            print(json.dumps(compile_fp8(int(capability), int(head_dim))))
+        else:
+            print(json.dumps(compile_kernel(int(capability), int(head_dim), dtype)))

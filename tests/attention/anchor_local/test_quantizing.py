@@ -1,0 +1,87 @@
+"""Quantised tensors against their definition in PyTorch; and where values lie."""
+
+import pytest
+import torch
+
+from attention import AnchorLocalPattern, anchor_local_layout
+from attention.anchor_local.quantizing import E4M3_MOST, INT8_MOST, quantized
+from attention.anchor_local.value_columns import ALIGNMENT, value_columns
+from attention.layout import frames_layout
+from tests.attention.anchor_local.helpers import DEVICE
+
+
+# More tokens than one chunk of the first pass; grouped heads; a head_dim that is filled up.
+@pytest.mark.parametrize(
+    ("batch", "queries", "tokens", "heads", "kv_heads", "head_dim"),
+    [(2, 70, 100, 4, 2, 24), (1, 600, 600, 1, 1, 32)],
+)
+def test_is_the_definition(
+    batch: int, queries: int, tokens: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q = random(batch, queries, heads, head_dim).to(DEVICE, torch.bfloat16)
+    k = (random(batch, tokens, kv_heads, head_dim) + 3 * random(head_dim)).to(DEVICE, torch.bfloat16)
+    v = (random(batch, tokens, kv_heads, head_dim) * random(head_dim)).to(DEVICE, torch.bfloat16)
+    pattern = AnchorLocalPattern(37, 5, 1)
+    columns = value_columns(anchor_local_layout(pattern, tokens, q.device, 0, queries), q.device)
+    found = quantized(q, k, v, columns)
+
+    q_scale = q.float().abs().amax(-1, keepdim=True) / INT8_MOST
+    assert torch.equal(found.q[..., :head_dim].float(), (q.float() / q_scale + 0.5).floor())
+    assert not found.q[..., head_dim:].any()
+    torch.testing.assert_close(found.q_scale, q_scale[..., 0].transpose(1, 2))
+
+    centred = k.float() - k.float().mean(1, keepdim=True)
+    k_scale = centred.abs().amax((1, 3), keepdim=True) / INT8_MOST
+    # The kernel adds the mean up in another order: a value halfway between two may go to either.
+    difference = found.k[..., :head_dim].float() - (centred / k_scale + 0.5).floor()
+    assert difference.abs().max() <= 1
+    assert difference.abs().mean() < 1e-3
+    torch.testing.assert_close(found.k_scale, k_scale[:, 0, :, 0])
+
+    v_scale = v.float().abs().amax(1, keepdim=True) / E4M3_MOST
+    narrow = (v.float() / v_scale).clamp(-E4M3_MOST, E4M3_MOST).to(torch.float8_e4m3fn).float()
+    narrow = narrow.permute(0, 2, 3, 1)  # [batch, kv_heads, head_dim, tokens]
+    values = found.v.float()
+    assert torch.equal(values[:, :, :head_dim, :tokens], narrow)
+    again = columns.second >= 0
+    assert torch.equal(values[:, :, :head_dim, columns.second[again].long()], narrow[..., again])
+    assert not values[..., columns.unused].any()
+    assert not values[:, :, head_dim:].any()
+    torch.testing.assert_close(found.v_scale[..., :head_dim], v_scale[:, 0])
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-20, 3e4])
+def test_constant_tensors_have_finite_scales(value: float) -> None:
+    x = torch.full((1, 20, 1, 32), value, device=DEVICE)
+    columns = value_columns(anchor_local_layout(AnchorLocalPattern(5, 3), 20, x.device), x.device)
+    found = quantized(x, x, x, columns)
+    for scale in (found.q_scale, found.k_scale, found.v_scale):
+        assert bool(scale.isfinite().all() & (scale > 0).all())
+    torch.testing.assert_close(found.v.float()[0, 0, 0, :20] * found.v_scale[0, 0, 0], x[0, :, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "block_size", "stride"), [(1, 1, 1), (100, 24, 7), (257, 64, 16), (50, 1, 13)]
+)
+def test_segments_begin_aligned_and_every_column_is_accounted_for(
+    tokens: int, block_size: int, stride: int
+) -> None:
+    layout = anchor_local_layout(AnchorLocalPattern(block_size, stride), tokens, torch.device("cpu"))
+    columns = value_columns(layout, torch.device("cpu"))
+    assert columns.width % ALIGNMENT == 0
+    used = torch.cat([torch.arange(tokens), columns.second[columns.second >= 0].long(), columns.unused])
+    assert sorted(used.tolist()) == list(range(columns.width))
+    for begin, (key_begin, key_end) in zip(columns.begins.tolist(), layout.runs[:, 2:].tolist(), strict=True):
+        assert begin % ALIGNMENT == 0
+        assert columns.second[key_begin:key_end].tolist() == list(range(begin, begin + key_end - key_begin))
+
+
+def test_overlapping_segments_are_refused() -> None:
+    layout = frames_layout((1, 1), 0, (4, 2, 2), torch.device("cpu"), 0)
+    with pytest.raises(ValueError, match="do not overlap"):
+        value_columns(layout, torch.device("cpu"))
