@@ -10,8 +10,8 @@ there already. If the error against float64 is worse than that of eager bfloat16
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from attention.block_topk.layout import BoxLayout, box_layout
 from attention.block_topk.selection import box_scores, kept_counts, selected_boxes
 from attention.block_topk.triton_selection import box_means_triton
 from attention.tiles import Grid
-from attention.triton_tiles import TileConfig
 from benchmarks.gpu import Timing, device_seconds, graph_seconds, interleaved_seconds, machine
 
 ERROR_ROWS = 256
@@ -76,11 +75,14 @@ SHAPES = (
 )
 TUNE_SHAPES = (
     Shape(SMALL, 12, 128, (21, 6, 4)),
+    Shape(SMALL, 12, 128, (7, 8, 9)),
+    Shape(SMALL, 12, 128, (7, 8, 9), pooled_rest=True),
+    Shape(LARGE, 12, 128, (7, 9, 8)),
     Shape(SMALL, 24, 64, (21, 6, 4)),
     Shape(SMALL, 6, 256, (21, 6, 4)),
 )
 TUNE_CONFIGS = tuple(
-    TileConfig(m, n, warps, stages)
+    triton_impl.BoxTileConfig(m, n, warps, stages)
     for (m, n), warps, stages in product(((128, 128), (128, 64), (64, 128), (64, 64)), (4, 8), (2, 3, 4))
 )
 
@@ -246,14 +248,16 @@ def dense_call(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], objec
     return call
 
 
-def tune(shape: Shape) -> list[tuple[TileConfig, float]]:
+def tune(
+    shape: Shape, configs: Sequence[triton_impl.BoxTileConfig]
+) -> list[tuple[triton_impl.BoxTileConfig, float]]:
     """Seconds of every configuration that compiles and fits, fastest first; selection included."""
     q, k, v = ordered_inputs(shape)
     layout = shape.layout(q.device)
     results = []
-    for config in TUNE_CONFIGS:
+    for config in configs:
 
-        def run(config: TileConfig = config) -> Tensor:
+        def run(config: triton_impl.BoxTileConfig = config) -> Tensor:
             return triton_impl.block_topk_triton(
                 q,
                 k,
@@ -309,7 +313,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--tune", action="store_true", help="time tile configurations instead")
+    parser.add_argument("--tune", action="store_true", help="time tiles, and ways to walk lists, instead")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
@@ -317,7 +321,10 @@ def main() -> None:
     if arguments.tune:
         for shape in TUNE_SHAPES:
             print(shape)
-            for config, seconds in tune(shape):
+            tiles = tune(shape, TUNE_CONFIGS)
+            best = tiles[0][0]
+            walks = [replace(best, read_ahead=a, edge_stages=s) for a, s in product((True, False), (1, 2, 3))]
+            for config, seconds in tiles + tune(shape, walks):
                 print(f"  {seconds * 1e3:8.3f} ms {config}", flush=True)
         return
     rows = [measure(shape) for shape in SHAPES]

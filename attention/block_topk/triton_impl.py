@@ -5,6 +5,7 @@ whole tiles of the boxes that are kept, in one loop without a mask; then the til
 if asked for, the mean keys of all boxes, those that are kept hidden. Which tile is next is read a step ahead.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -26,25 +27,39 @@ from attention.triton_tiles import (
     softmax_step,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class BoxTileConfig(TileConfig):
+    """Besides the shape of the work of one program, how it walks the lists.
+
+    Attributes:
+        read_ahead: the next whole tile's place is read a step before it is needed.
+        edge_stages: pipeline stages of the loops over tiles that are not whole, and over mean keys.
+    """
+
+    read_ahead: bool = True
+    edge_stages: int = 2
+
+
 # Fixed per architecture, dtype width and head_dim, so that no request ever waits for tuning. Not yet measured
 # for this kernel: shapes that anchor_local runs well with.
 _HOPPER = {
-    32: TileConfig(128, 128, 4, 3),
-    64: TileConfig(64, 128, 4, 2),
-    128: TileConfig(128, 128, 8, 3),
-    256: TileConfig(128, 64, 8, 2),
+    32: BoxTileConfig(128, 128, 4, 3),
+    64: BoxTileConfig(64, 128, 4, 2),
+    128: BoxTileConfig(128, 128, 8, 3),
+    256: BoxTileConfig(128, 64, 8, 2),
 }
 _OTHER = {
-    32: TileConfig(128, 64, 4, 3),
-    64: TileConfig(128, 64, 4, 3),
-    128: TileConfig(128, 64, 8, 2),
-    256: TileConfig(64, 32, 8, 2),
+    32: BoxTileConfig(128, 64, 4, 3),
+    64: BoxTileConfig(128, 64, 4, 3),
+    128: BoxTileConfig(128, 64, 8, 2),
+    256: BoxTileConfig(64, 32, 8, 2),
 }
 _FLOAT32 = {
-    32: TileConfig(64, 32, 8, 2),
-    64: TileConfig(64, 32, 8, 2),
-    128: TileConfig(32, 32, 8, 2),
-    256: TileConfig(32, 16, 8, 2),
+    32: BoxTileConfig(64, 32, 8, 2),
+    64: BoxTileConfig(64, 32, 8, 2),
+    128: BoxTileConfig(32, 32, 8, 2),
+    256: BoxTileConfig(32, 16, 8, 2),
 }
 
 # A new length must not compile a new kernel, so nothing that depends on it is specialised.
@@ -62,7 +77,8 @@ def _block_topk_kernel(
     v_stride_batch, v_stride_row, v_stride_head,
     out_stride_batch, out_stride_row, out_stride_head,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    REST: tl.constexpr, TMA: tl.constexpr, INTERPRETED: tl.constexpr,
+    READ_AHEAD: tl.constexpr, EDGE_STAGES: tl.constexpr, REST: tl.constexpr, TMA: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     # Longest first: the tiles that see all keys, of every head, then those of the boxes. Within each part the
     # tiles of one head are neighbours, so that programs that run together share its keys in the L2 cache.
@@ -114,9 +130,13 @@ def _block_topk_kernel(
     all_tiles = first_keys // BLOCK_N
     listed = tl.load(whole, mask=(all_tiles == 0) & (whole_tiles > 0), other=0)
     for i in tl.range(0, all_tiles + whole_tiles):
-        row = tl.where(i < all_tiles, i * BLOCK_N, listed)
-        ahead = i + 1 - all_tiles
-        listed = tl.load(whole + ahead, mask=(ahead >= 0) & (ahead < whole_tiles), other=0)
+        if READ_AHEAD:
+            row = tl.where(i < all_tiles, i * BLOCK_N, listed)
+            ahead = i + 1 - all_tiles
+            listed = tl.load(whole + ahead, mask=(ahead >= 0) & (ahead < whole_tiles), other=0)
+        else:
+            listed = tl.load(whole + (i - all_tiles), mask=i >= all_tiles, other=0)
+            row = tl.where(i < all_tiles, i * BLOCK_N, listed)
         key = load_tile(
             k_source, batch_row, row, tokens, kv_column, k_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
@@ -135,7 +155,7 @@ def _block_topk_kernel(
     if begin_at == 0:
         row = tl.load(partial, mask=partial_tiles > 0, other=0)
         left = tl.load(partial + 1, mask=partial_tiles > 0, other=0)
-    for i in tl.range(begin_at, partial_tiles):
+    for i in tl.range(begin_at, partial_tiles, num_stages=EDGE_STAGES):
         key = load_tile(
             k_source, batch_row, row, tokens, kv_column, k_stride_row, HEAD_DIM, BLOCK_N, COLUMNS, TMA
         )
@@ -158,7 +178,7 @@ def _block_topk_kernel(
         rest_keys += rest_row
         rest_values += rest_row
         rest_bias += row_of_lists * boxes
-        for row in tl.range(0, rest_rows, BLOCK_N):
+        for row in tl.range(0, rest_rows, BLOCK_N, num_stages=EDGE_STAGES):
             key = load_tile(rest_keys, 0, row, boxes, 0, HEAD_DIM, HEAD_DIM, BLOCK_N, COLUMNS, False)
             value = load_tile(rest_values, 0, row, boxes, 0, HEAD_DIM, HEAD_DIM, BLOCK_N, COLUMNS, False)
             bias = tl.load(rest_bias + row + keys, mask=row + keys < boxes, other=float("-inf"))
@@ -187,7 +207,7 @@ def block_topk_triton(
     pooled_rest: bool,
     scale: float,
     tally: Tensor | None,
-    config: TileConfig | None = None,
+    config: BoxTileConfig | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of ordered q [B, N, H, D] over ordered k, v [B, N, KV, D]; returns [B, N, H, D].
@@ -245,7 +265,7 @@ def attend(
     rest: tuple[Tensor, Tensor] | None,
     *,
     scale: float,
-    config: TileConfig,
+    config: BoxTileConfig,
     out: Tensor | None = None,
 ) -> Tensor:
     """The attention kernel alone, on lists for tiles of the config's block_n."""
@@ -285,6 +305,8 @@ def attend(
         COLUMNS=columns,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
+        READ_AHEAD=config.read_ahead,
+        EDGE_STAGES=config.edge_stages,
         REST=rest is not None,
         TMA=use_tma,
         INTERPRETED=q.device.type == "cpu",
@@ -307,7 +329,7 @@ def _tile_table(layout: BoxLayout, block_m: int, device: torch.device) -> tuple[
     return tiles.to(device=device, dtype=torch.int32), int(per_run[0])
 
 
-def tile_config(q: Tensor) -> TileConfig:
+def tile_config(q: Tensor) -> BoxTileConfig:
     """Tiles for the dtype, head_dim and device of such queries."""
     width = max(32, triton.next_power_of_2(q.shape[3]))
     if q.dtype == torch.float32:

@@ -32,6 +32,7 @@ def compile_kernel(capability: int, head_dim: int, dtype: str, rest: bool) -> di
     tma = hopper and columns == head_dim
     head = {"HEAD_DIM": head_dim, "COLUMNS": columns}
     tiles = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    walks = {"READ_AHEAD": config.read_ahead, "EDGE_STAGES": config.edge_stages}
     known = INT32 | FLOAT32 | {"always": "*i1", "tally": "*i64", "scale_log2": "fp32"}
 
     def compiled(kernel: Any, constants: dict[str, Any], **options: int) -> Any:
@@ -50,7 +51,7 @@ def compile_kernel(capability: int, head_dim: int, dtype: str, rest: bool) -> di
 
     attends = compiled(
         triton_impl._block_topk_kernel,
-        head | tiles | {"REST": rest, "TMA": tma, "INTERPRETED": False},
+        head | tiles | walks | {"REST": rest, "TMA": tma, "INTERPRETED": False},
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
