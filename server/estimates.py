@@ -50,7 +50,9 @@ def estimate(
     """
     shapes = jobs.measured_shapes(parameters.model)
     if not shapes:
-        return Estimate(None, capacity and capacity.fit.peak_bytes, None, capacity and capacity.fits)
+        if capacity is None:
+            return Estimate(None, None, None, None)
+        return Estimate(None, capacity.fit.peak_bytes, None, capacity.fits)
     key, steps = shape_key(parameters), parameters.num_inference_steps
     exact = next((shape for shape in shapes if shape.shape == key), None)
     if exact is not None:

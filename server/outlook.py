@@ -56,7 +56,7 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
         fits=found.fits,
         fits_reason=_fits_reason(found, memory, room, parameters),
         offload=room.fit.offload if room else None,
-        predicted_peak_memory_by_stage=dict(room.fit.peaks) if room else None,
+        predicted_peak_memory_by_stage=room.fit.peaks if room else None,
         peak_memory_error=room.error if room else None,
         would_fit=[
             FittingClip(size=f"{clip.width}x{clip.height}", num_frames=clip.num_frames)

@@ -22,7 +22,7 @@ from configs.job import (
     VideoFile,
 )
 from configs.manifest import Manifest
-from configs.memory import OffloadLevel
+from configs.memory import DeviceStage, OffloadLevel
 from configs.model_preset import GenerationDefaults, GenerationLimits
 from configs.resolve import WITHOUT_NUL, GenerationRequest
 from server.job import JOB_ID_PATTERN, JobStatus
@@ -276,7 +276,7 @@ class VideoEstimate(BaseModel):
     basis: Literal["measured", "scaled"] | None = Field(
         description="Jobs of this very shape, or another shape of the model, scaled; null: none has run yet."
     )
-    predicted_peak_memory_by_stage: dict[Stage, int] | None = Field(
+    predicted_peak_memory_by_stage: dict[DeviceStage, int] | None = Field(
         description="By formula, scaled by the nearest job that ran; null: model or device not known yet."
     )
     peak_memory_error: float | None = Field(

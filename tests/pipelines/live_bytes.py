@@ -16,7 +16,7 @@ class LiveBytes(TorchDispatchMode):
     """Within the block, ``peak`` is the most bytes of results of operators that lived at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self._known: set[int] = set()

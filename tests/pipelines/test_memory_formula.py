@@ -137,11 +137,20 @@ def test_a_tiled_decode_needs_what_the_formula_says() -> None:
 
 
 def _vae(wan22: bool, dtype: torch.dtype) -> AutoencoderKLWan:
-    statistics = {"latents_mean": [0.0] * 48, "latents_std": [1.0] * 48}
-    of_wan22 = {"base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "patch_size": 2, "is_residual": True}
-    channels = {"in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
+    of_wan22: dict[str, object] = {
+        "base_dim": 160,
+        "decoder_base_dim": 256,
+        "z_dim": 48,
+        "patch_size": 2,
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "scale_factor_spatial": 16,
+        "latents_mean": [0.0] * 48,
+        "latents_std": [1.0] * 48,
+    }
     with META:
-        vae = AutoencoderKLWan(**(of_wan22 | statistics | channels if wan22 else {})).eval()
+        vae = AutoencoderKLWan(**(of_wan22 if wan22 else {})).eval()
         for parameter in vae.parameters():
             parameter.data = parameter.data.to(dtype)
     vae.clear_cache()

@@ -140,7 +140,12 @@ def test_a_text_is_encoded_ahead_while_blocks_stream(loaded: LoadedPipeline, tmp
     make(leveled, tmp_path / "expected.mp4")
     leveled.texts.clear()
     others = [parameters(leveled, prompt=f"number {i}") for i in range(4)]
-    thread = threading.Thread(target=lambda: [encode_ahead(leveled, other) for other in others])
+
+    def encode_others() -> None:
+        for other in others:
+            encode_ahead(leveled, other)
+
+    thread = threading.Thread(target=encode_others)
     started = threading.Event()
 
     def start() -> bool:
@@ -187,7 +192,7 @@ def test_copies_overlap_with_the_computation() -> None:
                 expected.copy_(model(x))
             end.record()
         torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 1000
+        return float(begin.elapsed_time(end)) / 1000
 
     expected = torch.empty_like(x)
     resident = seconds()
