@@ -8,6 +8,7 @@ disk, in ``TORCHINDUCTOR_CACHE_DIR``.
 """
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ FAILED = "compilation failed: "
 # A few variants are expected: one or two passes in a batch, timesteps of the clip or of each token.
 MOST_GRAPHS = 16
 MOST_THREADS = 4
+_THREAD = threading.local()
 
 
 class CompileFailedError(RuntimeError):
@@ -33,7 +35,8 @@ class RepeatedBlocks:
     """The repeated blocks of a loaded model, compiled or not."""
 
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device, mode: CompileMode) -> None:
-        self._required = mode == "on"
+        self.is_required = mode == "on"
+        """Whether a failure to compile fails what needed it."""
         self.eager_reason: str | None = None
         """Why the blocks run eager; None: they run compiled."""
         if mode == "off":
@@ -59,11 +62,6 @@ class RepeatedBlocks:
         return self.eager_reason is None
 
     def _compile(self, blocks: Sequence[nn.Module]) -> None:
-        import torch._dynamo
-        import torch._inductor.config
-
-        torch._dynamo.config.recompile_limit = MOST_GRAPHS
-        torch._inductor.config.compile_threads = min(MOST_THREADS, os.cpu_count() or 1)
         classes = {type(block) for block in blocks}
         # One for each class, not for each block: weights are inputs of its graph.
         compiled = {kind: torch.compile(kind.forward, fullgraph=True, dynamic=True) for kind in classes}
@@ -75,6 +73,7 @@ class RepeatedBlocks:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self.are_compiled:
+                _limit_compilation()
                 try:
                     return compiled(
                         block, *map(_no_view, args), **{k: _no_view(v) for k, v in kwargs.items()}
@@ -86,10 +85,24 @@ class RepeatedBlocks:
         return forward
 
     def _failed(self, error: Exception) -> None:
-        reason = f"{FAILED}{type(error).__name__}: {first_line(error)}"
-        if self._required:
+        # A failed backend names only itself in its first line.
+        cause = getattr(error, "inner_exception", error)
+        reason = f"{FAILED}{type(cause).__name__}: {first_line(cause)}"
+        if self.is_required:
             raise CompileFailedError(f"compile=on, but {reason}") from error
         self.eager_reason = reason
+
+
+def _limit_compilation() -> None:
+    """Torch keeps such settings for each thread by itself, and each job has a thread of its own."""
+    if getattr(_THREAD, "is_limited", False):
+        return
+    import torch._dynamo
+    import torch._inductor.config
+
+    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    torch._inductor.config.compile_threads = min(MOST_THREADS, os.cpu_count() or 1)
+    _THREAD.is_limited = True
 
 
 def _no_view(value: Any) -> Any:

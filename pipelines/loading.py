@@ -225,7 +225,7 @@ def _channels_last(vae: torch.nn.Module) -> None:
     """The layout that a CPU convolves fastest in; it changes no shape and no value."""
     for module in vae.modules():
         if isinstance(module, torch.nn.Conv3d):
-            module.to(memory_format=torch.channels_last_3d)
+            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
 
 
 def _load_part(folder: Path, name: str, library: Any, classes: dict[str, str]) -> Any:

@@ -1,5 +1,6 @@
 """Compiled blocks: one graph for all of them and all lengths, what is told, and what a failure does."""
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -8,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-import torch._inductor.config
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from attention import swap
-from pipelines.compiling import NOT_ON_A_CPU, CompileFailedError, RepeatedBlocks
+from pipelines.compiling import MOST_GRAPHS, NOT_ON_A_CPU, CompileFailedError, RepeatedBlocks
 from pipelines.feed_forward import sliced_feed_forward
 from pipelines.step_cache import step_cached
 from tests.tiny_wan import LATENT_CHANNELS, TEXT_DIM, tiny_transformer
@@ -106,10 +106,13 @@ class Block(nn.Module):
 
 
 @pytest.fixture
-def _no_compiler() -> Iterator[None]:
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without gcc."""
-    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        yield
+
+    def no_compiler(graph: object, inputs: object) -> object:
+        raise OSError("no gcc")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=no_compiler))
 
 
 @pytest.mark.usefixtures("_no_compiler")
@@ -119,15 +122,31 @@ def test_without_a_compiler_the_blocks_run_eager_and_say_why() -> None:
     assert blocks.are_compiled
     assert torch.equal(block(x), x.sin() * 2)
     assert (blocks.are_compiled, blocks.have_failed) == (False, True)
-    assert "no-such-compiler" in str(blocks.eager_reason)
+    assert "no gcc" in str(blocks.eager_reason)
 
 
 @pytest.mark.usefixtures("_no_compiler")
 def test_compile_on_fails_loudly_without_a_compiler() -> None:
     block = Block()
     RepeatedBlocks([block], CPU, "on")
-    with pytest.raises(CompileFailedError, match=r"compile=on, but compilation failed: .*no-such-compiler"):
+    with pytest.raises(CompileFailedError, match=r"compile=on, but compilation failed: .*no gcc"):
         block(torch.randn(3, 4))
+
+
+def test_the_limits_hold_in_the_thread_that_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def looking(graph: Any, inputs: object) -> Any:
+        seen.append(torch._dynamo.config.recompile_limit)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=looking))
+    block = Block()
+    RepeatedBlocks([block], CPU, "on")
+    thread = threading.Thread(target=block, args=(torch.randn(3, 4),))
+    thread.start()
+    thread.join()
+    assert seen == [MOST_GRAPHS]
 
 
 def test_an_error_of_the_block_itself_is_no_failure_to_compile() -> None:

@@ -1,25 +1,36 @@
 """Guidance in one batch, step caches, and what a job tells of them."""
 
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
+import torch._dynamo
 
 from configs.attention import AttentionConfig
 from configs.compute import ComputeSettings, StepCache
-from configs.job import JobParameters
+from configs.job import JobFailedError, JobParameters
 from configs.model_preset import ModelPreset
-from pipelines import LoadedPipeline, load_pipeline
+from pipelines import LoadedPipeline, load_pipeline, warm_up
 from pipelines.attending import swapped
 from pipelines.cancel import CancelFlag
+from pipelines.compiling import NOT_ON_A_CPU
 from pipelines.computing import Computing
 from pipelines.denoise import StepWatch, denoise
 from pipelines.guidance import BATCH_MOST_TOKENS, batches_guidance
 from pipelines.step_cache import CONFIGS
 from pipelines.text import encode_text
+from tests.pipelines.jobs import finished
 from tests.pipelines.stock import stock_output
 
 LAYERS = 2
 # So many that two neighbouring ones are alike, which first_block waits for.
 STEPS = 40
+
+
+# Inductor itself uses what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def computed(loaded: LoadedPipeline, params: JobParameters) -> tuple[torch.Tensor, Computing, int]:
@@ -114,3 +125,58 @@ def test_a_cache_that_began_anew_is_told(loaded: LoadedPipeline, params: JobPara
         "the clip may differ a little from one that was made without a break"
     ]
     assert Computing(loaded, params).warnings(2) == []
+
+
+def test_a_job_tells_how_it_was_computed(
+    batching: LoadedPipeline, guided: JobParameters, tmp_path: Path
+) -> None:
+    params = guided.model_copy(update={"num_inference_steps": STEPS, "step_cache": "taylor_seer"})
+    result, _ = finished(batching, params, tmp_path / "clip.mp4")
+    assert result.compute is not None
+    assert result.environment is not None
+    assert (result.environment.compiled, result.environment.precision) == (False, "full")
+    assert (result.compute.compiled, result.compute.eager_reason) == (False, NOT_ON_A_CPU)
+    assert (result.compute.guidance, result.compute.step_cache) == ("batched", "taylor_seer")
+    assert 0 < result.compute.cached_passes < result.compute.passes == 2 * STEPS
+    assert result.warnings == ()
+
+
+@pytest.fixture
+def cannot_compile(monkeypatch: pytest.MonkeyPatch, preset: ModelPreset) -> Iterator[LoadedPipeline]:
+    """Is to compile, and cannot, as on a machine without gcc."""
+
+    def no_compiler(graph: object, inputs: object) -> object:
+        raise OSError("no gcc")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=no_compiler))
+    compute = ComputeSettings(compile="on")
+    yield load_pipeline(preset, device="cpu", dtype="float32", compute=compute)
+    torch._dynamo.reset()
+
+
+def test_a_job_that_fell_back_to_eager_warns(
+    cannot_compile: LoadedPipeline, params: JobParameters, tmp_path: Path
+) -> None:
+    cannot_compile.blocks.is_required = False  # as with auto on a GPU
+    result, _ = finished(cannot_compile, params, tmp_path / "clip.mp4")
+    assert result.compute is not None
+    assert result.environment is not None
+    assert not result.compute.compiled
+    assert not result.environment.compiled
+    assert "no gcc" in str(result.compute.eager_reason)
+    assert result.warnings == (f"the transformer ran eager, which is slower: {result.compute.eager_reason}",)
+
+
+def test_a_model_that_must_compile_and_cannot_does_not_load(
+    cannot_compile: LoadedPipeline, preset: ModelPreset
+) -> None:
+    with pytest.raises(JobFailedError, match=r"compile=on, but compilation failed: .*no gcc") as caught:
+        warm_up(cannot_compile, preset.attention)
+    assert caught.value.code == "model_load_failed"
+
+
+def test_without_compilation_there_is_nothing_to_warm_up(loaded: LoadedPipeline, preset: ModelPreset) -> None:
+    encoded = len(loaded.texts)
+    warm_up(loaded, preset.attention)
+    assert len(loaded.texts) == encoded
