@@ -284,8 +284,8 @@ def _tiles(layout: AnchorLocalLayout, block_m: int, device: torch.device) -> tup
     """int32 [tiles, 5]: the table of tiles, and where the values of each tile's segment begin."""
     tiles, anchor_tiles = tile_table(layout, block_m, torch.device("cpu"))
     begins = value_columns(layout, device).begins
-    # A run's tiles have its keys; anchor tiles come first and have none.
-    run = torch.searchsorted(layout.runs[:, 2].contiguous(), tiles[anchor_tiles:, 2].long())
+    # The run whose queries a tile begins in; anchor tiles come first and are of none.
+    run = torch.searchsorted(layout.runs[:, 0].contiguous(), tiles[anchor_tiles:, 0].long(), right=True) - 1
     column = torch.cat([torch.zeros(anchor_tiles, dtype=torch.int32), begins[run]])
     return torch.cat([tiles, column[:, None]], dim=1).to(device), anchor_tiles
 

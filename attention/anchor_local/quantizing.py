@@ -79,11 +79,12 @@ def to_e4m3(x, INTERPRETED: tl.constexpr):
     return x.to(tl.float8e4nv)
 
 
-_TOKENS = ("tokens", "queries", "width", "chunks")
-_BATCH_STRIDES = ("q_stride_batch", "k_stride_batch", "v_stride_batch")
+# A new length must not compile a new kernel. Strides of batch entries are specialised all the same, since
+# without that loads are not known to be aligned: they are multiples of head_dim, at any length.
+_TOKENS = ("tokens", "queries", "width_16", "chunks")
 
 
-@triton.jit(do_not_specialize=[*_TOKENS, *_BATCH_STRIDES, "kv_heads"])
+@triton.jit(do_not_specialize=[*_TOKENS, "kv_heads"])
 def _peaks_kernel(
     k, v, peaks, tokens, kv_heads, chunks,
     k_stride_batch, k_stride_row, k_stride_head, v_stride_batch, v_stride_row, v_stride_head,
@@ -143,15 +144,15 @@ def _scales_kernel(
     tl.store(v_scale + batch_head * COLUMNS + columns, tl.maximum(v_most, _LEAST_V_PEAK) / _E4M3_MOST)
 
 
-@triton.jit(do_not_specialize=[*_TOKENS, *_BATCH_STRIDES, "heads", "kv_heads"])
+@triton.jit(do_not_specialize=[*_TOKENS, "heads", "kv_heads"])
 def _round_kernel(
-    q, k, v, second, k_mean, k_scale, v_scale, q_out, q_scale_out, k_out, v_out,
-    queries, tokens, width, heads, kv_heads,
+    q, k, v, sources, k_mean, k_scale, v_scale, q_out, q_scale_out, k_out, v_out,
+    queries, tokens, width_16, heads, kv_heads,
     q_stride_batch, q_stride_row, q_stride_head, k_stride_batch, k_stride_row, k_stride_head,
     v_stride_batch, v_stride_row, v_stride_head,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one head: q, and k and v where the head has them."""
+    """Some rows of one head of q, of k where there is one, and as many columns of v."""
     row = tl.program_id(0) * ROWS
     batch = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
@@ -168,8 +169,8 @@ def _round_kernel(
             mask=(rows < queries)[:, None],
         )
         tl.store(q_scale_out + (batch * heads + head) * queries + rows, scale, mask=rows < queries)
-    if head < kv_heads:
-        batch_head = batch * kv_heads + head
+    batch_head = batch * kv_heads + head
+    if (head < kv_heads) & (row < tokens):
         source = k + batch * k_stride_batch + head * k_stride_head
         x, mask = _rows_of(source, row, tokens, k_stride_row, HEAD_DIM, COLUMNS, ROWS)
         # Beyond the tensor nothing is stored, but no number that fits no int8 may be made one there either.
@@ -181,15 +182,16 @@ def _round_kernel(
             _to_int8(x / tl.load(k_scale + batch_head)),
             mask=(rows < tokens)[:, None],
         )
-        source = v + batch * v_stride_batch + head * v_stride_head
-        x, _ = _rows_of(source, row, tokens, v_stride_row, HEAD_DIM, COLUMNS, ROWS)
+    if head < kv_heads:
+        token = tl.load(sources + rows, mask=rows < width_16 * 16, other=-1)
+        at = v + batch * v_stride_batch + head * v_stride_head + token.to(tl.int64)[:, None] * v_stride_row
+        mask = (token >= 0)[:, None] & (columns < HEAD_DIM)[None, :]
+        x = tl.load(at + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         x = x / tl.load(v_scale + batch_head * COLUMNS + columns)[None, :]
         x = tl.minimum(tl.maximum(x, -_E4M3_MOST), _E4M3_MOST, propagate_nan=tl.PropagateNan.ALL)
-        x = tl.trans(to_e4m3(x, INTERPRETED))
-        channels = v_out + (batch_head * COLUMNS + columns)[:, None] * width
-        tl.store(channels + rows[None, :], x, mask=(rows < tokens)[None, :])
-        again = tl.load(second + rows, mask=rows < tokens, other=-1)
-        tl.store(channels + again[None, :], x, mask=(again >= 0)[None, :])
+        # 16 times something, so that the compiler knows that stores are aligned.
+        at = (batch_head * COLUMNS + columns)[:, None] * (width_16 * 16) + rows[None, :]
+        tl.store(v_out + at, tl.trans(to_e4m3(x, INTERPRETED)), mask=(rows < width_16 * 16)[None, :])
 
 
 def quantized(q: Tensor, k: Tensor, v: Tensor, values: ValueColumns) -> Quantized:
@@ -215,21 +217,20 @@ def quantized(q: Tensor, k: Tensor, v: Tensor, values: ValueColumns) -> Quantize
         v=torch.empty(batch, kv_heads, columns, values.width, dtype=torch.float8_e4m3fn, device=device),
         v_scale=floats(batch, kv_heads, columns),
     )
-    result.v.view(torch.uint8).index_fill_(3, values.unused, 0)  # index_fill knows no float8
     peaks, k_mean = floats(batch * kv_heads, chunks, 4, columns), floats(batch, kv_heads, columns)
     _peaks_kernel[(chunks, batch * kv_heads)](
         k, v, peaks, tokens, kv_heads, chunks, *k.stride()[:3], *v.stride()[:3],
-        HEAD_DIM=head_dim, COLUMNS=columns, ROWS=_ROWS, CHUNK=_CHUNK,
+        HEAD_DIM=head_dim, COLUMNS=columns, ROWS=_ROWS, CHUNK=_CHUNK, num_warps=8,
     )  # fmt: skip
     _scales_kernel[(batch * kv_heads,)](
         peaks, k_mean, result.k_scale, result.v_scale, tokens, chunks,
         HEAD_DIM=head_dim, COLUMNS=columns, CHUNKS_AT_ONCE=16,
     )  # fmt: skip
-    _round_kernel[(-(-tokens // _ROWS), batch * heads)](
-        q, k, v, values.second, k_mean, result.k_scale, result.v_scale,
+    _round_kernel[(-(-values.width // _ROWS), batch * heads)](
+        q, k, v, values.sources, k_mean, result.k_scale, result.v_scale,
         result.q, result.q_scale, result.k, result.v,
-        queries, tokens, values.width, heads, kv_heads,
+        queries, tokens, values.width // 16, heads, kv_heads,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        HEAD_DIM=head_dim, COLUMNS=columns, ROWS=_ROWS, INTERPRETED=device.type == "cpu",
+        HEAD_DIM=head_dim, COLUMNS=columns, ROWS=_ROWS, INTERPRETED=device.type == "cpu", num_warps=8,
     )  # fmt: skip
     return result

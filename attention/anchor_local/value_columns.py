@@ -19,43 +19,39 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueColumns:
-    """Columns of the transposed v, on the device of the kernel.
+    """Columns of the transposed v.
 
     Attributes:
-        width: number of columns, a multiple of 16.
-        second: int32 [tokens]; the token's column in the second copy, -1 for one that has none. Its column in
-            the first copy is its position.
-        unused: int64 columns of no token; they must be zero.
-        begins: int32 [runs] on the CPU; where the keys of each run of the layout begin in the second copy.
+        sources: int32 [columns], on the device of the kernel; the token whose values a column holds, -1 for
+            one that holds zeros. The columns are a multiple of 16, and the first ones are all tokens.
+        begins: int32 [runs], on the CPU; where the keys of each run of the layout begin in the second copy.
     """
 
-    width: int
-    second: Tensor
-    unused: Tensor
+    sources: Tensor
     begins: Tensor
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.sources.numel()
 
 
 @lru_cache(maxsize=64)
 def value_columns(layout: AnchorLocalLayout, device: torch.device) -> ValueColumns:
-    """Columns for the runs of this layout.
-
-    Raises:
-        ValueError: the keys of two runs overlap.
-    """
-    second = torch.full([layout.tokens], -1, dtype=torch.int32)
+    """Columns for the runs of this layout; where keys of runs overlap, they are stored more than twice."""
+    tokens = torch.arange(layout.tokens, dtype=torch.int32)
     end = _aligned(layout.tokens)
-    begins, unused = [], [torch.arange(layout.tokens, end)]
+    begins, parts = [], [_filled(tokens)]
     for key_begin, key_end in layout.runs[:, 2:].tolist():
-        if (second[key_begin:key_end] >= 0).any():
-            raise ValueError("precision='fp8' needs segments of keys that do not overlap")
         begins.append(end)
-        stop = end + key_end - key_begin
-        second[key_begin:key_end] = torch.arange(end, stop, dtype=torch.int32)
-        end = _aligned(stop)
-        unused.append(torch.arange(stop, end))
-    return ValueColumns(
-        end, second.to(device), torch.cat(unused).to(device), torch.tensor(begins, dtype=torch.int32)
-    )
+        parts.append(_filled(tokens[key_begin:key_end]))
+        end += parts[-1].numel()
+    return ValueColumns(torch.cat(parts).to(device), torch.tensor(begins, dtype=torch.int32))
+
+
+def _filled(tokens: Tensor) -> Tensor:
+    """Filled up with -1 to a multiple of 16."""
+    return torch.nn.functional.pad(tokens, (0, _aligned(tokens.numel()) - tokens.numel()), value=-1)
 
 
 def _aligned(columns: int) -> int:

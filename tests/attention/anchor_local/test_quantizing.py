@@ -6,7 +6,6 @@ import torch
 from attention import AnchorLocalPattern, anchor_local_layout
 from attention.anchor_local.quantizing import E4M3_MOST, INT8_MOST, quantized
 from attention.anchor_local.value_columns import ALIGNMENT, value_columns
-from attention.layout import frames_layout
 from tests.attention.anchor_local.helpers import DEVICE
 
 
@@ -48,9 +47,9 @@ def test_is_the_definition(
     narrow = narrow.permute(0, 2, 3, 1)  # [batch, kv_heads, head_dim, tokens]
     values = found.v.float()
     assert torch.equal(values[:, :, :head_dim, :tokens], narrow)
-    again = columns.second >= 0
-    assert torch.equal(values[:, :, :head_dim, columns.second[again].long()], narrow[..., again])
-    assert not values[..., columns.unused].any()
+    used = columns.sources >= 0
+    assert torch.equal(values[:, :, :head_dim, used], narrow[..., columns.sources[used].long()])
+    assert not values[..., ~used].any()
     assert not values[:, :, head_dim:].any()
     torch.testing.assert_close(found.v_scale[..., :head_dim], v_scale[:, 0])
 
@@ -68,20 +67,17 @@ def test_constant_tensors_have_finite_scales(value: float) -> None:
 @pytest.mark.parametrize(
     ("tokens", "block_size", "stride"), [(1, 1, 1), (100, 24, 7), (257, 64, 16), (50, 1, 13)]
 )
-def test_segments_begin_aligned_and_every_column_is_accounted_for(
+def test_segments_begin_aligned_and_other_columns_hold_zeros(
     tokens: int, block_size: int, stride: int
 ) -> None:
     layout = anchor_local_layout(AnchorLocalPattern(block_size, stride), tokens, torch.device("cpu"))
     columns = value_columns(layout, torch.device("cpu"))
     assert columns.width % ALIGNMENT == 0
-    used = torch.cat([torch.arange(tokens), columns.second[columns.second >= 0].long(), columns.unused])
-    assert sorted(used.tolist()) == list(range(columns.width))
+    held = columns.sources.tolist()
+    assert held[:tokens] == list(range(tokens))
+    assert len(columns.begins) == len(layout.runs)
     for begin, (key_begin, key_end) in zip(columns.begins.tolist(), layout.runs[:, 2:].tolist(), strict=True):
         assert begin % ALIGNMENT == 0
-        assert columns.second[key_begin:key_end].tolist() == list(range(begin, begin + key_end - key_begin))
-
-
-def test_overlapping_segments_are_refused() -> None:
-    layout = frames_layout((1, 1), 0, (4, 2, 2), torch.device("cpu"), 0)
-    with pytest.raises(ValueError, match="do not overlap"):
-        value_columns(layout, torch.device("cpu"))
+        assert held[begin : begin + key_end - key_begin] == list(range(key_begin, key_end))
+    seen = tokens + sum(key_end - key_begin for key_begin, key_end in layout.runs[:, 2:].tolist())
+    assert held.count(-1) == columns.width - seen
