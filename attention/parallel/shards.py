@@ -48,19 +48,20 @@ class Shards:
         """
         _require_equal_heads(q, k)
         share, ranks = self._share(q.device, text), self.ranks
-        together = torch.stack([q, k, v])  # [3, B, tokens, H, D]
-        by_rank = together[:, :, text:].unflatten(3, (ranks.size, -1)).permute(3, 2, 0, 1, 4, 5)
-        own = share.tokens[ranks.rank]
-        rows = ranks.exchange(by_rank.flatten(0, 1), [own] * ranks.size, share.tokens).wait()
-        clip = rows.permute(1, 2, 0, 3, 4)  # [3, B, tokens of the clip, H / ranks, D]
-        own_text = together[:, :, :text].unflatten(3, (ranks.size, -1))[:, :, :, ranks.rank]
-        out = attend(*torch.cat([own_text, clip], dim=2).unbind())
-        sent = out[:, text:].transpose(0, 1)
-        back = ranks.exchange(sent, share.tokens, [own] * ranks.size)
-        parts = [_heads_together(ranks.gather(out[:, :text]).wait())] if text else []
-        return torch.cat(
-            [*parts, _heads_together(back.wait().unflatten(0, (-1, own)).transpose(1, 2))], dim=1
-        )
+        size, own = ranks.size, share.tokens[ranks.rank]
+        by_rank = [x[:, text:].unflatten(2, (size, -1)).permute(2, 1, 0, 3, 4) for x in (q, k, v)]
+        sent = torch.stack(by_rank, dim=2).flatten(0, 1)  # [ranks * own, 3, B, H / ranks, D]
+        clip = ranks.exchange(sent, [own] * size, share.tokens).wait().permute(1, 2, 0, 3, 4)
+        if text:
+            of_text = [x[:, :text].unflatten(2, (size, -1))[:, :, ranks.rank] for x in (q, k, v)]
+            clip = torch.cat([torch.stack(of_text), clip], dim=2)
+        out = attend(*clip.unbind())  # of [B, text and clip, H / ranks, D]
+        back = ranks.exchange(out[:, text:].transpose(0, 1), share.tokens, [own] * size)
+        text_parts = ranks.gather(out[:, :text]) if text else None
+        whole = _heads_together(back.wait().unflatten(0, (size, own)).transpose(1, 2))
+        if text_parts is None:
+            return whole
+        return torch.cat([_heads_together(text_parts.wait()), whole], dim=1)
 
     def by_anchors(self, q: Tensor, k: Tensor, v: Tensor, scale: float, text: int) -> Tensor:
         """anchor_local of a pass whose tokens are shared out by anchors.
