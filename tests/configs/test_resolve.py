@@ -24,6 +24,14 @@ def test_what_is_not_said_is_the_models_default() -> None:
     assert resolved().seed != job.seed or resolved().seed != job.seed
 
 
+def test_a_step_cache_is_the_models_unless_said() -> None:
+    defaults = PRESET.defaults.model_copy(update={"step_cache": "taylor_seer"})
+    preset = PRESET.model_copy(update={"defaults": defaults})
+    for said, cache in ((None, "taylor_seer"), ("off", "off"), ("first_block", "first_block")):
+        request = GenerationRequest.model_validate({"prompt": "a boat", "step_cache": said})
+        assert resolve(request, preset, preset.attention).step_cache == cache
+
+
 def test_what_is_said_is_kept_zero_included() -> None:
     job = resolved(size="480x832", num_frames=5, fps=8, num_inference_steps=1, guidance_scale=0, seed=0)
     assert (job.width, job.height, job.num_frames, job.fps) == (480, 832, 5, 8)
@@ -37,6 +45,11 @@ def test_what_is_said_is_kept_zero_included() -> None:
     [
         ({"size": "830x480"}, "size", "width 830 is not a multiple of 16; nearest valid: 816 or 832"),
         ({"size": "32x480"}, "size", "width 32 is outside 64 to 1920"),
+        (
+            {"step_cache": "first_block", "attention": {"anchor_rotation": True}},
+            "step_cache",
+            "anchor_rotation changes the order of tokens between steps",
+        ),
         ({"num_frames": 80}, "num_frames", "nearest valid: 77 or 81"),
         ({"num_frames": 245}, "num_frames", "num_frames 245 is above the limit of 241"),
         ({"num_frames": 5, "seconds": 1}, "num_frames", "either seconds or num_frames"),

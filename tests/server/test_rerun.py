@@ -36,6 +36,7 @@ def manifest_of(asked: JobParameters) -> Manifest:
         {},
         {"checkpoint_every": 3, "negative_prompt": "blur", "guidance_scale": 0.0},
         {"attention": AttentionConfig(backend="dense")},
+        {"step_cache": "taylor_seer"},
         {"attention": AttentionConfig(backend="dense", block_size=5, anchor_stride=7, anchor_offset=6)},
         {"attention": AttentionConfig(block_size=1, anchor_stride=1, dense_layers=(0, 1), dense_steps=3)},
     ],

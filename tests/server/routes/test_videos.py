@@ -125,6 +125,22 @@ def test_attention_is_shown_as_asked_resolved_and_run(server: RunningServer) -> 
     assert 0 < attention["ran"]["density"] < 1
 
 
+def test_a_step_cache_is_shown_as_asked_and_run(server: RunningServer, client: httpx.Client) -> None:
+    video = server.wait_for_job(server.submit(step_cache="first_block")["id"])
+    assert video["step_cache"] == video["compute"]["step_cache"] == "first_block"
+    assert video["compute"]["passes"] == video["total_steps"]
+    assert (video["compute"]["compiled"], video["compute"]["precision"]) == (False, "full")
+    assert "on a CPU" in video["compute"]["eager_reason"]
+    manifest = client.get(f"/v1/videos/{video['id']}/manifest").json()
+    assert manifest["parameters"]["step_cache"] == "first_block"
+    assert manifest["environment"]["compiled"] is False
+    rotating = {"anchor_rotation": True}
+    body = {"prompt": "a red circle", "step_cache": "first_block", "attention": rotating}
+    error = error_of(client.post("/v1/videos", json=body), 400)
+    assert error["param"] == "step_cache"
+    assert "anchor_rotation" in error["message"]
+
+
 def test_without_a_seed_one_is_chosen_and_shown(server: RunningServer) -> None:
     first, second = server.submit(), server.submit()
     assert first["seed"] != second["seed"]
