@@ -21,5 +21,9 @@ check_writable "$REELWRIGHT_DATA_DIR"
 check_writable "$HF_HOME"
 check_writable "$TRITON_CACHE_DIR"
 check_writable "$TORCHINDUCTOR_CACHE_DIR"
+case ${REELWRIGHT_STORAGE_URL:-} in
+    *%*) ;; # an escaped name; the server knows how to read it
+    file:///*) check_writable "${REELWRIGHT_STORAGE_URL#file://}" ;;
+esac
 
 exec reelwright "$@"

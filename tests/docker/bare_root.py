@@ -1,8 +1,9 @@
-"""The image without an engine: the installed project on a read-only root with two writable folders."""
+"""The image without an engine: the installed project on a read-only root with three writable folders."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class BareRoot:
 
     def __post_init__(self) -> None:
         (self.folder / "root").mkdir()
-        for each in (self.cache, self.data):
+        for each in (self.cache, self.data, self.files):
             each.mkdir()
             os.chown(each, UID, UID)
 
@@ -46,22 +47,33 @@ class BareRoot:
         return self.folder / "data"
 
     @property
+    def files(self) -> Path:
+        """The folder that is /files."""
+        return self.folder / "files"
+
+    @property
     def python(self) -> Path:
         """The interpreter that has the project installed."""
         return self.environment / "bin/python"
 
     @property
     def log(self) -> str:
-        """What the last start has printed so far."""
+        """What was started has printed this so far."""
         return (self.folder / "log").read_text(encoding="utf-8")
 
-    def start(self, *arguments: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Run the entry point with these arguments and, beside the image's own, these variables."""
+    def start(
+        self, *arguments: str, variables: dict[str, str], shown: Iterable[Path] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Run the entry point with these arguments and, beside the image's own, these variables.
+
+        It sees the folders ``shown`` at their own paths and cannot write there.
+        """
         image = stages()[-1].pairs("ENV")
         path = f"{self.environment}/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        shown = sorted({Path(sys.prefix), Path(sys.base_prefix), self.environment, ENTRYPOINT.parent})
-        places = (self.folder / "root", self.cache, self.data, *shown)
-        with (self.folder / "log").open("w", encoding="utf-8") as log:
+        installed = {Path(sys.prefix), Path(sys.base_prefix), self.environment, ENTRYPOINT.parent}
+        writable = (self.folder / "root", self.cache, self.data, self.files)
+        places = (*writable, *sorted({*installed, *shown}))
+        with (self.folder / "log").open("a", encoding="utf-8") as log:
             return subprocess.Popen(
                 ["unshare", "--mount", "sh", SCRIPT, *places, "--", ENTRYPOINT, *arguments],
                 env={**image, "PATH": path, **variables},

@@ -1,68 +1,25 @@
 """The compose files as Compose itself reads them: schema, includes, overrides and variables."""
 
-import importlib.util
-import json
-import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs.settings import Settings, variable_name
-from configs.sources import CONFIG_VARIABLE
+from configs.settings import Settings
 from server.serve import CLOSE_SECONDS
 from server.supervisor_handle import STOP_GRACE_SECONDS
+from tests.docker.compose import compose, published, seconds, services, settable
 from tests.docker.dockerfile import REPOSITORY
 
-FIXED_IN_THE_IMAGE = {"REELWRIGHT_DATA_DIR", "REELWRIGHT_HOST", "REELWRIGHT_PORT"}
 CPU = ("compose.yaml", "docker/compose.cpu.yaml")
 PUBLIC = ("compose.yaml", "docker/compose.public.yaml")
 
 
-def _compose_command() -> list[str]:
-    spec = importlib.util.find_spec("compose")
-    if spec is not None and spec.origin is not None:
-        # The package's own command hides the exit status of the program that it wraps.
-        return [str(Path(spec.origin).with_name("docker-compose"))]
-    plugin = ["docker", "compose"]
-    if shutil.which("docker") and subprocess.run([*plugin, "version"], check=False).returncode == 0:
-        return plugin
-    pytest.skip("no Compose: the dev extra brings one on Linux x86-64, Docker elsewhere")
-
-
-def _compose(files: tuple[str, ...], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    chosen = [word for name in files for word in ("--file", name)]
-    return subprocess.run(
-        [*_compose_command(), *chosen, "config", "--format", "json"],
-        cwd=folder,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def _server(*files: str, **variables: str) -> dict[str, Any]:
-    result = _compose(files, REPOSITORY, **variables)
-    assert result.returncode == 0, result.stderr
-    project = json.loads(result.stdout)
-    assert list(project["services"]) == ["server"]
-    server: dict[str, Any] = project["services"]["server"]
-    return server
-
-
-def _seconds(duration: str) -> int:
-    match = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", duration)
-    assert match is not None, duration
-    minutes, seconds = match.groups(default="0")
-    return 60 * int(minutes) + int(seconds)
-
-
-def _published(server: dict[str, Any]) -> list[tuple[str, str, int]]:
-    return [(port["host_ip"], port["published"], port["target"]) for port in server["ports"]]
+    found = services(compose(files, REPOSITORY, **variables))
+    assert list(found) == ["server"]
+    return found["server"]
 
 
 def test_up_in_the_repository_root_reserves_one_gpu() -> None:
@@ -99,8 +56,8 @@ def test_stop_waits_longer_than_the_server_takes() -> None:
     server = _server("compose.yaml")
     assert server["init"] is True
     longest_end = Settings().drain_seconds + STOP_GRACE_SECONDS + CLOSE_SECONDS
-    assert _seconds(server["stop_grace_period"]) > longest_end
-    assert _seconds(_server("compose.yaml", STOP_GRACE_PERIOD="600s")["stop_grace_period"]) == 600
+    assert seconds(server["stop_grace_period"]) > longest_end
+    assert seconds(_server("compose.yaml", STOP_GRACE_PERIOD="600s")["stop_grace_period"]) == 600
 
 
 def test_root_file_system_is_read_only_and_the_volumes_are_named() -> None:
@@ -122,8 +79,7 @@ def test_model_is_one_variable() -> None:
 
 def test_every_setting_can_be_given_and_no_other_is() -> None:
     named = {name for name in _server("compose.yaml")["environment"] if name.startswith("REELWRIGHT_")}
-    settings = {variable_name(field) for field in Settings.model_fields}
-    assert named == settings - FIXED_IN_THE_IMAGE | {CONFIG_VARIABLE}
+    assert named == settable()
 
 
 def test_a_file_of_settings_is_one_folder_and_one_variable() -> None:
@@ -137,18 +93,18 @@ def test_a_file_of_settings_is_one_folder_and_one_variable() -> None:
 
 def test_published_on_loopback_only_unless_keys_are_asked_for() -> None:
     server = _server("compose.yaml", REELWRIGHT_PORT="9000")
-    assert _published(server) == [("127.0.0.1", "9000", 8000)]
+    assert published(server) == [("127.0.0.1", "9000", 8000)]
     assert server["environment"]["REELWRIGHT_ALLOW_UNAUTHENTICATED"] == "true"
 
     server = _server(*PUBLIC, REELWRIGHT_API_KEYS_SHA256="ab" * 32)
-    assert _published(server) == [("0.0.0.0", "8000", 8000)]
+    assert published(server) == [("0.0.0.0", "8000", 8000)]
     assert server["environment"]["REELWRIGHT_ALLOW_UNAUTHENTICATED"] == "false"
     assert server["environment"]["REELWRIGHT_API_KEYS_SHA256"] == "ab" * 32
 
 
 @pytest.mark.parametrize("keys", [{}, {"REELWRIGHT_API_KEYS_SHA256": ""}])
 def test_publishing_without_keys_is_refused(keys: dict[str, str]) -> None:
-    result = _compose(PUBLIC, REPOSITORY, **keys)
+    result = compose(PUBLIC, REPOSITORY, **keys)
     assert result.returncode != 0
     assert "REELWRIGHT_API_KEYS_SHA256" in result.stderr
 
@@ -158,6 +114,6 @@ def test_a_misspelt_key_would_be_found(tmp_path: Path) -> None:
     (tmp_path / "docker").mkdir()
     text = (REPOSITORY / "docker/compose.yaml").read_text(encoding="utf-8")
     (tmp_path / "docker/compose.yaml").write_text(text.replace("shm_size:", "shm_sise:"), encoding="utf-8")
-    result = _compose(("compose.yaml",), tmp_path)
+    result = compose(("compose.yaml",), tmp_path)
     assert result.returncode != 0
     assert "shm_sise" in result.stderr

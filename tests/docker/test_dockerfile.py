@@ -83,6 +83,15 @@ def test_torch_requirement_is_found_by_the_builder() -> None:
     assert len([name for name in project["dependencies"] if re.search(pattern[1], name)]) == 1
 
 
+def test_installs_what_a_cluster_needs() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (step,) = [run for run in stages()[0].all("RUN") if "tomllib" in run.arguments]
+    command = ["sh", "-c", step.arguments.removesuffix("> requirements.txt")]
+    printed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    extras = project["optional-dependencies"]
+    assert printed.splitlines() == [*project["dependencies"], *extras["postgres"], *extras["s3"]]
+
+
 @pytest.mark.parametrize("source", [path for stage in stages() for path in stage.copied()])
 def test_what_is_copied_exists_and_is_in_the_build_context(source: str) -> None:
     ignore_file = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()

@@ -15,7 +15,11 @@ def _files_of_the_checkout() -> set[str]:
 
 def test_holds_every_file_of_the_packages(wheel: Path) -> None:
     expected = _files_of_the_checkout()
-    assert {"server/sql/001_jobs.sql", "configs/models/reelwright-shapes.yaml"} <= expected
+    assert {
+        "server/sql/sqlite/001_jobs.sql",
+        "server/sql/postgres/001_jobs.sql",
+        "configs/models/reelwright-shapes.yaml",
+    } <= expected
     with zipfile.ZipFile(wheel) as archive:
         assert expected - set(archive.namelist()) == set()
 
