@@ -91,8 +91,10 @@ def identity_of(loaded: LoadedPipeline, params: JobParameters) -> Identity:
     environment = environment_of(loaded)
     device = _CUDA_INDEX.sub("cuda", environment.device)
     networks = [getattr(loaded.pipe, name) for name in loaded.family.network_names]
+    with loaded.placement.undisturbed():
+        digest = weights_sha256([network for network in networks if network is not None])
     return Identity(
         parameters=params,
         environment=environment.model_copy(update={"device": device}),
-        weights_sha256=weights_sha256([network for network in networks if network is not None]),
+        weights_sha256=digest,
     )

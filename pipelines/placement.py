@@ -72,6 +72,12 @@ class Placement:
             self._may_encode_ahead = self._level == "none"
 
     @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Within the block, no other thread moves weights: they can be read where they are."""
+        with self._text:
+            yield
+
+    @contextlib.contextmanager
     def encoding(self, *, ahead: bool = False) -> Iterator[None]:
         """Within the block, the text encoder can run. From any thread.
 

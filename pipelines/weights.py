@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
+from pipelines.memory import release_memory
+
 logger = logging.getLogger(__name__)
 HOST = torch.device("cpu")
 # A block leaves once the one after it has been computed: the host need not wait for each.
@@ -100,6 +102,8 @@ class Network:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self.leave()
+            # What was on the second stream is of no use to the first.
+            release_memory(self._device)
 
 
 class _Stream:
