@@ -174,7 +174,8 @@ def _request(clip: Mapping[str, object]) -> GenerationRequest:
 def _refuse_beside_manifest(clip: Mapping[str, object], sourced: SourcedSettings) -> None:
     names = {"prompt": "PROMPT", "num_inference_steps": "--steps"}
     given = [names.get(field, flag_name(field)) for field, value in clip.items() if value is not None]
-    given += [flag_name(field) for field in ATTENTION_FIELDS if sourced.origins[field].source == "flag"]
+    of_clip = (*ATTENTION_FIELDS, "step_cache")
+    given += [flag_name(field) for field in of_clip if sourced.origins[field].source == "flag"]
     if given:
         raise SettingsError(f"{', '.join(given)} cannot go with --manifest, which says all of the clip")
 

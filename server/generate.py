@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from configs.compute import ComputeReport
 from configs.job import (
     JobFailedError,
     JobFinished,
@@ -165,12 +166,23 @@ def report(plan: Plan, result: JobResult, console: Console) -> None:
     }
     if result.memory is not None and result.memory.offload != "none":
         lines["offload"] = result.memory.offload
+    if result.compute is not None:
+        lines["compute"] = _how_computed(result.compute)
     if result.decode is not None and result.decode.failed:
         lines["decode"] = f"{result.decode.rung}; out of memory: {', '.join(result.decode.failed)}"
     for name, text in lines.items():
         console.print(f"[bold]{name:>9}[/]  {escape(text)}", highlight=False, soft_wrap=True)
     for warning in result.warnings:
         console.print(f"[yellow]  warning[/]  {escape(warning)}", highlight=False, soft_wrap=True)
+
+
+def _how_computed(ran: ComputeReport) -> str:
+    parts = ["compiled" if ran.compiled else f"eager ({ran.eager_reason})", f"precision {ran.precision}"]
+    if ran.guidance != "none":
+        parts.append(f"guidance {ran.guidance}")
+    if ran.step_cache != "off":
+        parts.append(f"{ran.step_cache} answered {ran.cached_passes} of {ran.passes} passes")
+    return ", ".join(parts)
 
 
 def _bar(console: Console) -> Progress:

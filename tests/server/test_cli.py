@@ -83,6 +83,11 @@ def test_every_setting_is_a_flag_of_serve_with_its_variable() -> None:
         (["generate", "x", "-o", "x.mp4", "--manifest", "y.json"], {}, "PROMPT cannot go with --manifest"),
         (["generate", "-o", "x.mp4", "--manifest", "y.json", "--steps", "3"], {}, "--steps cannot go with"),
         (["generate", "-o", "x.mp4", "--manifest", "y.json", "--window", "1"], {}, "--window cannot go with"),
+        (
+            ["generate", "-o", "x.mp4", "--manifest", "y.json", "--step-cache", "off"],
+            {},
+            "--step-cache cannot go with",
+        ),
         (["generate", "-o", "x.mp4", "--manifest", "/no/such.json"], {}, "such.json cannot be read: No such"),
         (["generate", "-o", "x.mp4", "--manifest", "/no/such.mp4"], {}, "such.mp4 is no file that ffmpeg"),
         (["generate", "-o", "x.mp4", "--manifest", "y.txt"], {}, "must end in .json or .mp4"),
