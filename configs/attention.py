@@ -25,7 +25,9 @@ MAX_TILE_STRIDE = 1024
 # A window of an eighth of the clip to either side, and the first frame: a quarter of the pairs of a clip of
 # 21 latent frames.
 AUTO_WINDOW_SHARE = 8
-# Boxes of at most so many tokens, unless there would be more than so many of them; a fifth are kept.
+# A box has a 64th of the tokens at most, and 512 at most unless there would be more than 1,024 boxes: with
+# fewer boxes those that touch are more than the fifth that is kept.
+AUTO_BOX_SHARE = 64
 AUTO_BOXES = 1024
 AUTO_BOX_TOKENS = 512
 # Scores of all pairs of boxes are made.
@@ -165,7 +167,7 @@ class AttentionConfig(BaseModel):
             found |= self._tiles(grid) if self.token_order == "tile" else self._blocks(frame)
         if self.backend == "block_topk":
             if self.block_size == "auto" and self.tile_thw == "auto":
-                found["tile_thw"] = auto_tile(grid, max(AUTO_BOX_TOKENS, -(-math.prod(grid) // AUTO_BOXES)))
+                found["tile_thw"] = auto_tile(grid, _box_tokens(math.prod(grid)))
             found["anchor_stride"] = "none" if self.anchor_stride == "auto" else self.anchor_stride
         if self.backend == "window" and self.window == "auto":
             window = max(1, frames // AUTO_WINDOW_SHARE)
@@ -227,6 +229,11 @@ def auto_tile(grid: tuple[int, int, int], most_tokens: int) -> tuple[int, int, i
             return frames, rows, columns
         tile = [frames, rows, columns]
         cuts[tile.index(max(tile))] += 1
+
+
+def _box_tokens(tokens: int) -> int:
+    """Most tokens of a box of a clip of so many."""
+    return max(min(AUTO_BOX_TOKENS, tokens // AUTO_BOX_SHARE), -(-tokens // AUTO_BOXES))
 
 
 def _spread_stride(tokens_per_frame: int) -> int:
