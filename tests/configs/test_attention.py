@@ -206,3 +206,13 @@ def test_settings_of_the_other_token_order_have_no_effect_and_are_refused() -> N
             AttentionOverrides.model_validate(said).over(AttentionConfig(block_size=64))
     merged = AttentionOverrides(token_order="tile", tile_thw=(1, 2, 3)).over(AttentionConfig(block_size=64))
     assert (merged.token_order, merged.tile_thw, merged.block_size) == ("tile", (1, 2, 3), 64)
+
+
+def test_precision_is_a_setting_of_anchor_local() -> None:
+    said = AttentionOverrides(precision="fp8")
+    assert said.over(AttentionConfig()).precision == "fp8"
+    for backend in ("window", "block_topk", "dense"):
+        with pytest.raises(ValueError, match=f"precision has no effect with backend={backend}"):
+            AttentionOverrides(backend=backend, precision="fp8").over(AttentionConfig())
+    with pytest.raises(ValueError, match="precision"):
+        AttentionOverrides.model_validate({"precision": "bf16"})

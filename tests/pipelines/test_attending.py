@@ -89,6 +89,7 @@ def test_dense_leaves_out_the_pattern(loaded: LoadedPipeline, params: JobParamet
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
+        (AttentionConfig(precision="fp8"), "attention: precision='fp8' needs a GPU, got device cpu"),
         (AttentionConfig(dense_layers=(0, 7)), r"attention: dense_layers names \[7\].* layers 0 .. 1"),
         (AttentionConfig(anchor_offset=40), "attention: .*anchor_offset=40 must be below anchor_stride=17"),
     ],
