@@ -32,6 +32,9 @@ def warm_up(loaded: LoadedPipeline, attention: AttentionConfig) -> float:
             _denoise_default_clip(loaded, attention)
         except CompileFailedError as error:
             raise JobFailedError("model_load_failed", f"model {loaded.preset.name}: {error}") from error
+        except JobFailedError as error:
+            if error.code != "out_of_memory":
+                raise
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
