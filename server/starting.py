@@ -26,6 +26,7 @@ class OwnSlot:
 
 def open_slot(settings: Settings, folder: DataFolder) -> OwnSlot:
     """Make the data folder, if need be, and take it. Raises StartError."""
+    _check_database_of(settings, folder)
     try:
         folder.create()
         lock = acquire(folder.lock)
@@ -34,6 +35,17 @@ def open_slot(settings: Settings, folder: DataFolder) -> OwnSlot:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"data folder {folder.root} cannot be used: {error}") from error
+
+
+def _check_database_of(settings: Settings, folder: DataFolder) -> None:
+    """A start removes the videos that its database does not know, so it must be theirs. Raises StartError."""
+    if settings.database_url is not None and folder.database.exists():
+        found, other = "has the jobs and videos of a server without database_url", "with it"
+    elif settings.database_url is None and folder.worker_name.exists():
+        found, other = "belongs to a database_url", "without it"
+    else:
+        return
+    raise StartError(f"data folder {folder.root} {found}; {other}, choose another data_dir")
 
 
 def migrated_database(settings: Settings) -> Database:

@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from server import logs
 from server.claims import Claim
@@ -16,6 +17,7 @@ from server.job import Job
 from server.jobs import JobTable
 from server.storage.keys import FOLDER, RESULT_KINDS, ObjectKey
 from server.storage.objects import ObjectVideoStore
+from server.storage.outbox import record_of
 
 
 def is_wanted(key: ObjectKey, job: Job | None) -> bool:
@@ -55,31 +57,43 @@ async def sweep_objects(store: ObjectVideoStore, jobs: JobTable, grace_seconds: 
     return removed
 
 
+def _made_before_the_store(folder: DataFolder, job: Job | None) -> set[Path]:
+    """The files of a job that was completed without a store; they may be in none."""
+    if job is None or job.status != "completed":
+        return set()
+    video = folder.video(job.id, job.attempt)
+    if record_of(video).exists():  # it was on its way to the store, and the row says that it is there
+        return set()
+    return {video, folder.thumbnail(job.id, job.attempt), folder.spritesheet(job.id, job.attempt)}
+
+
 def _knows_any(jobs: JobTable, job_ids: Iterable[str]) -> bool:
     return any(jobs.find(job_id) is not None for job_id in job_ids)
 
 
 def sweep_scratch(folder: DataFolder, held: Collection[str], jobs: JobTable) -> list[str]:
-    """Remove the scratch folders of jobs that have ended elsewhere; those in ``held`` are still in use."""
-    removed = []
+    """Remove the scratch files of jobs that have ended elsewhere; those of jobs in ``held`` are still in use.
+
+    A completed job's files stay if this was no scratch folder when they were made. Returns what was removed.
+    """
+    removed: list[Path] = []
     for job_id in folder.job_ids():
         job = jobs.find(job_id)
         if job_id not in held and (job is None or job.is_final):
-            folder.remove(job_id)
-            removed.append(str(folder.videos / job_id))
-    return removed
+            removed += folder.keep_only(job_id, _made_before_the_store(folder, job))
+    return [str(path) for path in removed]
 
 
 def tidy_scratch(folder: DataFolder, kept: Collection[Claim], jobs: JobTable) -> None:
     """Remove all that is neither an attempt's in ``kept`` nor a checkpoint of a job that goes on.
 
-    Nobody may write there.
+    A completed job's files stay if this was no scratch folder when they were made. Nobody may write there.
     """
     for job_id in folder.job_ids():
         job = jobs.find(job_id)
         attempts = {claim.attempt for claim in kept if claim.job_id == job_id}
         goes_on = job is not None and not job.is_final
-        known = set()
+        known = _made_before_the_store(folder, job)
         for path in folder.entries(job_id):
             key = ObjectKey.parse(f"{FOLDER}/{job_id}/{path.name}")
             is_checkpoint = key is not None and key.kind == "checkpoint"

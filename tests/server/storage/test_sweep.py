@@ -9,7 +9,8 @@ from server.files import DataFolder
 from server.job import JobError
 from server.jobs import JobTable
 from server.storage.keys import ENDINGS
-from server.storage.sweep import sweep_objects, sweep_scratch
+from server.storage.outbox import write_record
+from server.storage.sweep import sweep_objects, sweep_scratch, tidy_scratch
 from tests.server.samples import UNKNOWN_ID, new_job, result
 from tests.server.storage.bucket import Bucket
 
@@ -96,10 +97,33 @@ def test_scratch_folders_of_jobs_that_ended_elsewhere_go(
     folder = DataFolder(tmp_path_factory.mktemp("scratch"))
     folder.create()
     held, running, ended = (claimed(jobs, claims) for _ in range(3))
-    for claim in (held, ended):
-        claims.complete(claim, result())
+    claims.complete(held, result())
+    claims.requeue(ended)
+    elsewhere = claims.claim("tiny-wan")
+    assert elsewhere is not None
+    claims.complete(Claim(elsewhere.id, elsewhere.attempt), result())
     for job_id in (held.job_id, running.job_id, ended.job_id, UNKNOWN_ID):
         folder.prepare(job_id, 1).video.write_bytes(b"1")
     removed = sweep_scratch(folder, {held.job_id}, jobs)
     assert {*folder.job_ids()} == {held.job_id, running.job_id}
     assert len(removed) == 2
+
+
+def test_videos_that_were_made_without_a_store_stay(
+    tmp_path_factory: pytest.TempPathFactory, jobs: JobTable, claims: ClaimTable
+) -> None:
+    """The data folder becomes a scratch folder when storage_url is set; they are nowhere else yet."""
+    folder = DataFolder(tmp_path_factory.mktemp("data"))
+    folder.create()
+    before, uploaded = (claimed(jobs, claims) for _ in range(2))
+    for claim in (before, uploaded):
+        claims.complete(claim, result())
+        video = folder.prepare(claim.job_id, 1).video
+        for name in ("1.mp4", "1.thumbnail.jpg", "1.spritesheet.jpg", "1.checkpoint.safetensors"):
+            video.with_name(name).write_bytes(b"1")
+    write_record(folder.video(uploaded.job_id, 1), result())
+    sweep_scratch(folder, {uploaded.job_id}, jobs)
+    tidy_scratch(folder, [], jobs)
+    assert folder.job_ids() == [before.job_id]
+    left = {path.name for path in folder.entries(before.job_id)}
+    assert left == {"1.mp4", "1.thumbnail.jpg", "1.spritesheet.jpg"}
