@@ -34,11 +34,13 @@ class FirstCall:
     second_seconds: float
 
 
-def first_calls(cache: str, device: str = "cuda", lengths: tuple[int, ...] = LENGTHS) -> list[FirstCall]:
+def first_calls(
+    cache: str, device: str = "cuda", lengths: tuple[int, ...] = LENGTHS, heads: int = 12
+) -> list[FirstCall]:
     """In this process: each length in turn, in both precisions."""
     found = []
     for tokens in lengths:
-        shape = Shape(tokens, 12, 128, 3120, 16)
+        shape = Shape(tokens, heads, 128, 3120, 16)
         for precision in PRECISIONS:
             call = kernel_call(shape, inputs(shape, device), precision)
             seconds = []

@@ -16,8 +16,6 @@ from benchmarks.attention_cases import Inputs, Shape
 
 DENSE_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 FLEX_ORDERS = ("raster", "permuted")
-MAX_FLEX_TOKENS = 40_000
-"""Building a block mask looks at all pairs: 1.6 GB of booleans at this length."""
 
 Call = Callable[[], Tensor]
 

@@ -42,7 +42,7 @@ def test_accuracy_of_both_precisions() -> None:
 
 
 def test_first_calls_of_each_length() -> None:
-    calls = first_calls("empty", DEVICE, lengths=(20,))
+    calls = first_calls("empty", DEVICE, lengths=(20,), heads=1)
     assert [(call.precision, call.tokens) for call in calls] == [("full", 20), ("fp8", 20)]
     assert first_call_table(calls).count("\n") == 3
 
