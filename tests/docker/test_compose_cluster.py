@@ -1,4 +1,4 @@
-"""docker/compose.cluster.yaml as Compose reads it: which host runs what, with which settings."""
+"""compose.cluster.yaml as Compose reads it: which host runs what, with which settings."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from server.database.postgres import MOST_CONNECTIONS
 from tests.docker.compose import compose, published, services, settable
 from tests.docker.dockerfile import REPOSITORY
 
-CLUSTER = ("docker/compose.cluster.yaml",)
+CLUSTER = ("compose.cluster.yaml",)
 CPU = (*CLUSTER, "docker/compose.cluster-cpu.yaml")
 NEEDED = {
     "REELWRIGHT_DATABASE_URL": "postgresql://reelwright:secret@postgres:5432/reelwright",

@@ -123,7 +123,7 @@ def test_api_and_worker_of_the_compose_file_make_a_video(
     Path(socket_folder).chmod(0o711)
     found = services(
         compose(
-            ("docker/compose.cluster.yaml",),
+            ("compose.cluster.yaml",),
             REPOSITORY,
             profiles=("cluster",),
             REELWRIGHT_DATABASE_URL=url,
