@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from configs.compute import EAGER, ComputeSettings
 from configs.fit import predict
 from configs.job import JobCancelledError, JobParameters, JobPaths, JobResult
 from configs.memory import OFFLOAD_LEVELS, MemoryOptions, OffloadLevel
@@ -44,7 +45,7 @@ def loaded(folder: Path) -> LoadedPipeline:
     preset = tiny_preset(folder)
     limits = preset.limits.model_copy(update={"max_side": 1024})
     preset = preset.model_copy(update={"limits": limits})
-    return load_pipeline(preset, device="cuda:0", memory=MemoryOptions("none"))
+    return load_pipeline(preset, device="cuda:0", memory=MemoryOptions("none"), compute=EAGER)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +104,10 @@ def test_lower_levels_take_less_and_rest_with_nothing(loaded: LoadedPipeline, tm
         torch.cuda.synchronize()
         idle.append(torch.cuda.memory_allocated(0))
     print(list(zip(OFFLOAD_LEVELS, peaks, idle, strict=True)))
-    assert [peak["denoise"] for peak in peaks] == sorted((p["denoise"] for p in peaks), reverse=True)
+    denoise = [peak["denoise"] for peak in peaks]
+    assert denoise[1] < denoise[0] - 0.9 * loaded.memory.text_encoder.total
+    assert denoise[2] < denoise[1] + 16 * MIB
+    assert denoise[3] < denoise[2] - 0.4 * loaded.memory.transformers[0].blocks
     assert idle[0] - idle[1] == pytest.approx(loaded.memory.text_encoder.total, rel=0.05)
     assert idle[2] < 16 * MIB
     assert idle[3] < 16 * MIB
@@ -220,3 +224,15 @@ def test_slices_take_less_memory(loaded: LoadedPipeline, tmp_path: Path, chunks:
         print(f"{count} slices: {steps}, denoise {peaks['denoise'] / MIB:.0f} MiB")
     peaks_of = {count: result.metrics.peak_memory_by_stage["denoise"] for count, result in runs.items()}
     assert peaks_of[chunks] <= peaks_of[1]
+
+
+def test_compiled_blocks_stream(loaded: LoadedPipeline, tmp_path: Path) -> None:
+    compute = ComputeSettings(compile="on")
+    compiled = load_pipeline(loaded.preset, device="cuda:0", memory=MemoryOptions("none"), compute=compute)
+    for level in ("none", "group", "none"):
+        result = make(at_level(compiled, level), tmp_path / f"{level}.mp4")
+        assert result.compute is not None
+        assert result.compute.compiled
+        print(f"compiled, {level}: {result.metrics}")
+    frames = [decoded_frames(tmp_path / f"{level}.mp4", 640, 384) for level in ("none", "group")]
+    assert (frames[0] == frames[1]).all()
