@@ -39,6 +39,7 @@ from tests.server.samples import result_of
 JPEG = b"\xff\xd8 a picture"
 BIG_BYTES = 20 * 1024 * 1024
 MEMORY_BYTES = 64 * 2**30
+PAUSE_SECONDS = 0.05
 
 
 def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
@@ -47,7 +48,7 @@ def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
     die_with_parent()
     link = SupervisorLink(pipe)
     link.start()
-    link.report_memory(lambda: 1234)
+    link.report_memory(lambda: {"cpu": 1234})
     link.send(ModelLoaded(0.5, "cpu", "float32", MEMORY_BYTES))
     threading.Thread(target=_note_ahead, args=(start, link), daemon=True).start()
     threads = []
@@ -95,6 +96,9 @@ class _Script:
 
     def _step(self) -> None:
         self._tell(StepFinished(1, self._job.parameters.num_inference_steps, 0.1))
+
+    def _pause(self) -> None:
+        time.sleep(PAUSE_SECONDS)
 
     def _checkpoint(self) -> None:
         assert self._job.paths.checkpoint is not None
