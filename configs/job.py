@@ -132,7 +132,12 @@ class JobMetrics(BaseModel):
     encode_seconds: float = 0.0
     total_seconds: float = 0.0
     peak_memory_bytes: int = 0
-    peak_memory_by_stage: dict[Stage, int] = Field(default_factory=dict)
+    peak_memory_by_stage: dict[Stage, int] = Field(
+        default_factory=dict, description="Of the rank that had most, where there are several."
+    )
+    peak_memory_by_rank: tuple[int, ...] = Field(
+        default=(), description="On several ranks: rank 0's, then the others' in the denoise."
+    )
 
 
 class VideoFile(BaseModel):

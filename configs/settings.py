@@ -83,6 +83,10 @@ class Settings(BaseSettings):
         default="auto",
         description="auto (a GPU if there is one), cpu, cuda or cuda:<index>.",
     )
+    gpus: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1,
+        description="GPUs that denoise each clip together, from device on; on a CPU so many processes.",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the transformer; auto suits the device."
     )

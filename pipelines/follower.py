@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -21,17 +21,19 @@ from configs.job import JobCancelledError, JobFailedError
 from configs.memory import MemoryOptions
 from configs.model_preset import ModelPreset
 from pipelines.cancel import CancelFlag
+from pipelines.device_memory import in_use_meter
 from pipelines.failures import ended_by
 from pipelines.loading import LoadedPipeline, load_pipeline
 from pipelines.making import Making
+from pipelines.memory import peak_meter
 from pipelines.parallel import OtherRankFailedError, ParallelGroup
-from pipelines.rank_messages import Denoise, Ended, Loaded, NotLoaded, unpacked
+from pipelines.rank_messages import ALIVE_SECONDS, Denoise, Ended, Loaded, NotLoaded, RankAlive, unpacked
 from pipelines.stages import StageRecorder
 
 LOST_EXIT_CODE = 71
 # To end in order, once rank 0 is gone.
 EXIT_GRACE_SECONDS = 3.0
-Answer = Loaded | NotLoaded | Ended
+Answer = RankAlive | Loaded | NotLoaded | Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +57,39 @@ def run_follower(start: FollowerStart, pipe: "Connection[Answer, Denoise]") -> N
     for number in (signal.SIGINT, signal.SIGTERM):  # these reach all processes of a service; rank 0 decides
         signal.signal(number, signal.SIG_IGN)
     jobs: queue.Queue[Denoise | None] = queue.Queue()
+    answers = _Answers(pipe)
     threading.Thread(target=_read, args=(pipe, jobs), name="rank-0", daemon=True).start()
+    threading.Thread(target=answers.beat, name="rank-alive", daemon=True).start()
     if start.prepare is not None:
         start.prepare()
-    loaded = _load(start, pipe)
+    loaded = _load(start, answers)
     if loaded is None:
         return
     while (job := jobs.get()) is not None:
         ended = _take_part(loaded, job)
-        with suppress(OSError):  # rank 0 is gone
-            pipe.send(ended)
+        answers.send(ended)
         if ended.is_lost:
             os._exit(LOST_EXIT_CODE)  # without a word to the group, whose transfers may hang
+
+
+class _Answers:
+    """The way to rank 0; any thread may send."""
+
+    def __init__(self, pipe: "Connection[Answer, Denoise]") -> None:
+        self.memory_in_use: Callable[[], int] | None = None
+        self._pipe = pipe
+        self._sending = threading.Lock()
+
+    def send(self, answer: Answer) -> None:
+        """Tell rank 0; when it is gone nobody needs to know."""
+        with self._sending, suppress(OSError):
+            self._pipe.send(answer)
+
+    def beat(self) -> None:
+        """Give signs of life for ever."""
+        while True:
+            self.send(RankAlive(self.memory_in_use() if self.memory_in_use else None))
+            time.sleep(ALIVE_SECONDS)
 
 
 def _read(pipe: "Connection[Answer, Denoise]", jobs: "queue.Queue[Denoise | None]") -> None:
@@ -78,7 +101,7 @@ def _read(pipe: "Connection[Answer, Denoise]", jobs: "queue.Queue[Denoise | None
     os._exit(0)  # a transfer waits for a rank that is gone
 
 
-def _load(start: FollowerStart, pipe: "Connection[Answer, Denoise]") -> LoadedPipeline | None:
+def _load(start: FollowerStart, answers: _Answers) -> LoadedPipeline | None:
     try:
         if start.device == "cpu":
             torch.set_num_threads(max(1, torch.get_num_threads() // start.size))
@@ -90,15 +113,26 @@ def _load(start: FollowerStart, pipe: "Connection[Answer, Denoise]") -> LoadedPi
             compute=start.compute,
         )
     except Exception as error:
-        pipe.send(NotLoaded(error.message if isinstance(error, JobFailedError) else repr(error)))
+        answers.send(NotLoaded(error.message if isinstance(error, JobFailedError) else repr(error)))
         return None
-    pipe.send(Loaded())
+    answers.memory_in_use = in_use_meter(loaded.device)
+    answers.send(Loaded())
     group = ParallelGroup(start.rank, start.size, start.meeting, loaded.device, start.timeout_seconds)
     object.__setattr__(loaded, "parallel", group)  # a copy would have another placement of the weights
     return loaded
 
 
 def _take_part(loaded: LoadedPipeline, job: Denoise) -> Ended:
+    meter = peak_meter(loaded.device)
+    meter.start()
+    try:
+        ended = _follow(loaded, job)
+    finally:
+        peak = meter.stop()
+    return replace(ended, peak_memory_bytes=peak)
+
+
+def _follow(loaded: LoadedPipeline, job: Denoise) -> Ended:
     group, params = loaded.parallel, job.params
     if group is None:
         raise RuntimeError("a follower without a group")

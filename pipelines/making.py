@@ -157,6 +157,7 @@ class Making:
             watch = self._watch(attention, between_steps)
             with _mirrored(loaded, params, text, resume):
                 latents = self._denoise_within_memory(text, watch, resume)
+            self._stages.note_other_ranks(loaded.ranks.peaks if loaded.ranks else ())
             self._warnings.extend(self._computing.warnings(resume.step if resume else 0))
             self._save(params.num_inference_steps, latents, report(), text)
         return latents, report(), watch.seconds

@@ -9,6 +9,15 @@ from configs.job import JobFailedError, JobParameters
 from pipelines.checkpoint import Checkpoint
 from pipelines.text import EncodedText
 
+ALIVE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankAlive:
+    """Every ``ALIVE_SECONDS`` from the follower's start. Memory in use: None before its model is loaded."""
+
+    memory_in_use_bytes: int | None
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -37,10 +46,12 @@ class Ended:
     Attributes:
         error: its own; None: it has none.
         is_lost: it left in the middle of a step, where the others may wait for it, and its process ends.
+        peak_memory_bytes: of its part of the denoise.
     """
 
     error: JobFailedError | None = None
     is_lost: bool = False
+    peak_memory_bytes: int = 0
 
 
 def packed(text: EncodedText, resume: Checkpoint | None) -> bytes:

@@ -11,6 +11,7 @@ import queue
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
@@ -28,12 +29,18 @@ from pipelines.checkpoint import Checkpoint
 from pipelines.follower import Answer, FollowerStart, run_follower
 from pipelines.loading import LoadedPipeline, load_pipeline
 from pipelines.parallel import OtherRankFailedError, ParallelGroup
-from pipelines.rank_messages import Denoise, Ended, Loaded, NotLoaded, packed
+from pipelines.rank_messages import Denoise, Ended, Loaded, NotLoaded, RankAlive, packed
 from pipelines.text import EncodedText
 
 BROKEN_EXIT_CODE = 70
 # A transfer that waits longer for another rank is an error. The slowest step must take less.
 TIMEOUT_SECONDS = 1800.0
+# A follower that says nothing for so long hangs. While it loads, imports and weight readers may hold Python's
+# lock for long.
+SILENCE_SECONDS = 120.0
+LOAD_SILENCE_SECONDS = 600.0
+# A pause of the whole machine, in which nobody looked, hardly counts as silence.
+LOOK_SECONDS = 1.0
 # For a lost follower's last message, when a step fails here; and for our own error, when one fails there.
 GRACE_SECONDS = 5.0
 _SPAWN = multiprocessing.get_context("spawn")
@@ -50,12 +57,14 @@ def load_on_ranks(
     on_broken: Callable[[str], None],
     prepare: Callable[[], None] | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    silence_seconds: float = SILENCE_SECONDS,
 ) -> LoadedPipeline:
     """Load the model here and in ``ranks - 1`` new processes, for jobs that all of them denoise.
 
     Rank r uses the CUDA device r behind that of ``device``; on a CPU all share it. When a follower is lost in
-    a way that this process cannot report as a job's error, ``on_broken`` is called with the reason, from a
-    thread, and then this process ends with exit code BROKEN_EXIT_CODE.
+    a way that this process cannot report as a job's error, or gives no sign of life for ``silence_seconds``,
+    ``on_broken`` is called with the reason, from a thread, and then this process ends with exit code
+    BROKEN_EXIT_CODE.
 
     Raises:
         JobFailedError: ``model_load_failed``: too few devices, a model that so many ranks cannot share, or a
@@ -86,7 +95,7 @@ def load_on_ranks(
         for rank, name in enumerate(devices)
         if rank > 0
     ]
-    started = Ranks(starts, meeting.parent, on_broken)
+    started = Ranks(starts, meeting.parent, on_broken, silence_seconds)
     try:
         started.wait_until_loaded()
         group = ParallelGroup(0, ranks, str(meeting), loaded.device, timeout_seconds)
@@ -115,12 +124,24 @@ class Ranks:
 
     Attributes:
         broken: why there will be no more jobs on these ranks; None: there may be. To be asked after each job.
+        peaks: peak memory of ranks 1, 2, ... in the last denoise that all ended in order, in bytes.
     """
 
-    def __init__(self, starts: list[FollowerStart], folder: Path, on_broken: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        starts: list[FollowerStart],
+        folder: Path,
+        on_broken: Callable[[str], None],
+        silence_seconds: float,
+    ) -> None:
         """``folder``: where the ranks meet, removed in the end: groups meet when they are first used."""
         self.size = len(starts) + 1
         self.broken: str | None = None
+        self.peaks: tuple[int, ...] = ()
+        self._devices = [start.device for start in starts]
+        self._memory_in_use: dict[int, int] = {}
+        self._silence_seconds = silence_seconds
+        self._silent = dict.fromkeys(range(1, self.size), 0.0)
         self._folder = folder
         self._on_broken = on_broken
         self._is_closing = False
@@ -148,13 +169,14 @@ class Ranks:
         """Of the followers' processes."""
         return [process.pid for process in self._processes]
 
+    def memory_in_use(self) -> list[tuple[str, int]]:
+        """Each follower's device, and the bytes in use there (of its process on a CPU) when last heard."""
+        return [(self._devices[rank - 1], found) for rank, found in sorted(self._memory_in_use.items())]
+
     def wait_until_loaded(self) -> None:
         """Raise JobFailedError if a follower has no model."""
         for rank, pipe in enumerate(self._pipes, start=1):
-            try:
-                answer = pipe.recv()
-            except EOFError:
-                answer = NotLoaded("its process ended while it loaded the model")
+            answer = _first_word(pipe)
             if isinstance(answer, NotLoaded):
                 raise JobFailedError("model_load_failed", f"rank {rank}: {answer.message}")
             if not isinstance(answer, Loaded):
@@ -176,6 +198,7 @@ class Ranks:
         if self.broken is not None:
             raise JobFailedError("internal", f"the ranks are broken: {self.broken}", retryable=True)
         group.has_stopped_together = False
+        self.peaks = ()
         self._has_left.clear()
         message = Denoise(params, packed(text, resume))
         for pipe in self._pipes:
@@ -205,11 +228,13 @@ class Ranks:
 
     def _collect(self, error: BaseException | None) -> None:
         """Wait until all followers have left; raise the error of one that explains ours, or that we lack."""
-        failures = []
+        failures, peaks = [], dict[int, int]()
         for _ in self._pipes:
             rank, ended = self._ended.get()
+            peaks[rank] = ended.peak_memory_bytes
             if ended.error is not None:
                 failures.append(JobFailedError(ended.error.code, f"rank {rank}: {ended.error.message}"))
+        self.peaks = tuple(peak for _, peak in sorted(peaks.items()))
         self._has_left.set()
         if failures and (error is None or isinstance(error, OtherRankFailedError)):
             raise failures[0] from None
@@ -232,8 +257,17 @@ class Ranks:
         ranks = {pipe: rank for rank, pipe in enumerate(self._pipes, start=1)}
         with contextlib.suppress(OSError, ValueError):  # closed by ``close``
             while ranks:
-                for pipe in wait(list(ranks)):
+                looked_at = time.monotonic()
+                for pipe in wait(list(ranks), LOOK_SECONDS):
                     self._hear(ranks, pipe)  # type: ignore[arg-type]  # only connections were waited for
+                self._look(min(time.monotonic() - looked_at, 2 * LOOK_SECONDS))
+
+    def _look(self, seconds: float) -> None:
+        """So long nobody spoke but those whose silence is 0."""
+        for rank, before in self._silent.items():
+            self._silent[rank] = before + seconds
+            if self._silent[rank] > self._silence_seconds:
+                self._end_process(f"rank {rank} gave no sign of life for {self._silent[rank]:.0f} seconds")
 
     def _hear(
         self, ranks: "dict[Connection[Denoise, Answer], int]", pipe: "Connection[Denoise, Answer]"
@@ -247,6 +281,9 @@ class Ranks:
                 self._lost.set()
                 self._end_process(f"rank {rank} died")
             return
+        self._silent[rank] = 0.0
+        if isinstance(answer, RankAlive) and answer.memory_in_use_bytes is not None:
+            self._memory_in_use[rank] = answer.memory_in_use_bytes
         if not isinstance(answer, Ended):
             return
         if not answer.is_lost or answer.error is None:
@@ -269,3 +306,17 @@ class Ranks:
                 process.kill()
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(BROKEN_EXIT_CODE)
+
+
+def _first_word(pipe: "Connection[Denoise, Answer]") -> Answer:
+    """What a follower says beside its signs of life."""
+    try:
+        while pipe.poll(LOAD_SILENCE_SECONDS):
+            answer = pipe.recv()
+            if not isinstance(answer, RankAlive):
+                return answer
+    except EOFError:
+        return NotLoaded("its process ended while it loaded the model")
+    return NotLoaded(
+        f"it gave no sign of life for {LOAD_SILENCE_SECONDS:g} seconds while it loaded the model"
+    )

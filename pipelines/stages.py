@@ -24,6 +24,8 @@ class StageRecorder:
         self._start = time.perf_counter()
         self._seconds: dict[Stage, float] = {}
         self._peak_bytes: dict[Stage, int] = {}
+        self._own_peak_bytes = 0
+        self._other_ranks: tuple[int, ...] = ()
 
     @contextlib.contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
@@ -35,7 +37,14 @@ class StageRecorder:
                 yield
                 synchronize(self._device)
             finally:
-                self._peak_bytes[stage] = meter.stop()
+                own = meter.stop()
+                self._own_peak_bytes = max(self._own_peak_bytes, own)
+                others = self._other_ranks if stage == "denoise" else ()
+                self._peak_bytes[stage] = max((own, *others))
+
+    def note_other_ranks(self, peak_bytes: tuple[int, ...]) -> None:
+        """Of ranks 1, 2, ... in the denoise, the only stage that they take part in."""
+        self._other_ranks = peak_bytes
 
     @contextlib.contextmanager
     def stage_beside(self, stage: Stage) -> Iterator[None]:
@@ -63,4 +72,5 @@ class StageRecorder:
             total_seconds=time.perf_counter() - self._start,
             peak_memory_bytes=max(self._peak_bytes.values()),
             peak_memory_by_stage=dict(self._peak_bytes),
+            peak_memory_by_rank=(self._own_peak_bytes, *self._other_ranks) if self._other_ranks else (),
         )

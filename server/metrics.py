@@ -63,15 +63,16 @@ class JobCollector(Collector):
         up = GaugeMetricFamily(f"{PREFIX}worker_up", "Workers that take jobs.", labels=["model"])
         memory = GaugeMetricFamily(
             f"{PREFIX}memory_in_use_bytes",
-            "Memory in use on the device; of the worker process on a CPU.",
+            "Memory in use on the device; of the worker's processes on a CPU.",
             labels=["worker", "device"],
         )
         workers = self._workers.all()
         for model in sorted({self._model} | {worker.model for worker in workers}):
             up.add_metric([model], sum(worker.is_ready for worker in workers if worker.model == model))
         for worker in workers:
-            if worker.is_alive and worker.device is not None and worker.memory_in_use_bytes is not None:
-                memory.add_metric([worker.name, worker.device], worker.memory_in_use_bytes)
+            in_use = worker.memory_in_use_bytes if worker.is_alive else None
+            for device, used in (in_use or {}).items():
+                memory.add_metric([worker.name, device], used)
         yield from (up, memory)
 
     def _build_info(self) -> Metric:

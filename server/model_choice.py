@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from configs.attention import AttentionConfig
 from configs.model_preset import ModelPreset, find_model
+from configs.ranks import check_ranks_can_share
+from configs.resolve import GenerationRequest, RequestError, resolve
 from configs.settings import Settings, SettingsError, flag_name
 
 
@@ -40,6 +42,17 @@ def chosen_attention(settings: Settings, preset: ModelPreset) -> AttentionConfig
     if settings.precision == "fp8" and follows:
         return attention.model_copy(update={"precision": "fp8"})
     return attention
+
+
+def check_gpus(preset: ModelPreset, attention: AttentionConfig, gpus: int) -> None:
+    """Raise SettingsError if so many GPUs cannot run what a request gets that leaves all to the defaults."""
+    if gpus == 1:
+        return
+    request = GenerationRequest(prompt="of nothing but defaults", seed=0)
+    try:
+        check_ranks_can_share(resolve(request, preset, attention), gpus)
+    except RequestError as error:
+        raise SettingsError(f"{flag_name('gpus')} {gpus}: {error}") from error
 
 
 def _with_step_cache(preset: ModelPreset, settings: Settings) -> ModelPreset:

@@ -75,10 +75,10 @@ class ModelLoadFailed:
 class Alive:
     """Worker to supervisor, every ``ALIVE_SECONDS`` from its start: the process runs.
 
-    ``memory_in_use_bytes``: of the device (of the process on a CPU); None before the model is loaded.
+    ``memory_in_use_bytes``: by device (of the processes on a CPU); None before the model is loaded.
     """
 
-    memory_in_use_bytes: int | None
+    memory_in_use_bytes: dict[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)

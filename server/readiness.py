@@ -14,16 +14,17 @@ def unready_reason(services: Services) -> str | None:
     """None when jobs can be taken and run, else one line for people."""
     if services.supervisor.is_stopping:
         return "draining: the server is stopping"
-    model = services.preset.name
+    model, gpus = services.preset.name, services.settings.gpus
     try:
-        found = [worker for worker in services.workers.all() if worker.model == model]
+        found = [worker for worker in services.workers.all() if services.is_for_us(worker)]
     except DatabaseError as error:
         return f"the database does not answer: {error}"
     workers = [worker for worker in found if not _is_out_of_date(worker, services)]
     if any(worker.is_ready for worker in workers):
         return None
     if services.supervisor.slot is None:
-        return _state_of(workers) or f"no worker of model {model} is up: start one with `reelwright worker`"
+        missing = f"model {model}" if gpus == 1 else f"model {model} on {gpus} GPUs"
+        return _state_of(workers) or f"no worker of {missing} is up: start one with `reelwright worker`"
     if not services.supervisor.is_alive:
         return "the supervisor process is not running; it is being started again"
     if not workers:

@@ -35,7 +35,8 @@ from server.storage.job_files import (
 )
 from server.worker_handle import WorkerHandle
 
-# A job stops within a network block or a frame; one that does not stop is ended with its worker.
+# A job stops within a network block or a frame, on several GPUs within a step (whose time comes on top). One
+# that does not stop is ended with its worker.
 CANCEL_GRACE_SECONDS = 30.0
 
 
@@ -68,6 +69,7 @@ class RunningJob:
         self._jobs = stores.jobs
         self._files = stores.files
         self._cancelled_at: float | None = None
+        self._longest_step_seconds = 0.0
         self._failure: JobFailed | None = None
         self._is_late = False
         self._deadline_at = None if job.deadline_seconds is None else time.monotonic() + job.deadline_seconds
@@ -87,9 +89,9 @@ class RunningJob:
     @property
     def is_stuck(self) -> bool:
         """Whether it was told to stop long ago."""
-        return (
-            self._cancelled_at is not None and time.monotonic() >= self._cancelled_at + CANCEL_GRACE_SECONDS
-        )
+        if self._cancelled_at is None:
+            return False
+        return time.monotonic() >= self._cancelled_at + CANCEL_GRACE_SECONDS + self._longest_step_seconds
 
     def seconds_to_deadline(self) -> float | None:
         """Until ``check`` has something to do; None: no deadline, or it is over."""
@@ -212,6 +214,7 @@ class RunningJob:
                 self._fail(error)
 
     def _finish_step(self, event: StepFinished) -> None:
+        self._longest_step_seconds = max(self._longest_step_seconds, event.seconds)
         percent = progress.after_step(event.step, event.total_steps)
         job = self._claims.finish_step(self.claim, event.step, event.seconds, percent)
         if job.cancel_requested:

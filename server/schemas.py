@@ -137,6 +137,7 @@ class VideoMetrics(BaseModel):
     total_seconds: float | None = None
     peak_memory_bytes: int | None = None
     peak_memory_by_stage: dict[Stage, int] | None = None
+    peak_memory_by_rank: tuple[int, ...] | None = None
 
 
 class VideoError(BaseModel):
@@ -326,6 +327,7 @@ class WorkerStats(BaseModel):
     message: str
     device: str | None
     dtype: str | None
+    gpus: int
     load_seconds: float | None
     supervisor_pid: int
     worker_pid: int | None

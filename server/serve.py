@@ -17,7 +17,7 @@ from server.app import create_app
 from server.files import DataFolder
 from server.housekeeping import Housekeeping
 from server.http_connection import HttpConnection
-from server.model_choice import choose_model
+from server.model_choice import check_gpus, choose_model
 from server.remote_workers import RemoteWorkers
 from server.services import Services, build_services
 from server.starting import StartError, migrated_database, open_slot
@@ -78,6 +78,7 @@ def serve(settings: Settings) -> None:
     settings.check_listening()
     settings.check_workers()
     preset, attention = choose_model(settings)
+    check_gpus(preset, attention, settings.gpus)
     files = DataFolder(settings.data_dir)
     store = open_store(settings, files)
     listener = _listen(settings.host, settings.port)

@@ -54,13 +54,17 @@ class Services:
     started_at: float = field(default_factory=time.time)
 
     def worker(self) -> Worker | None:
-        """A worker of the model, or None before the first report of one. Of several that take jobs, the one
+        """A worker for these jobs, or None before the first report of one. Of several that take jobs, the one
         with the least memory: a job may come to any of them."""
-        found = [worker for worker in self.workers.all() if worker.model == self.preset.name]
+        found = [worker for worker in self.workers.all() if self.is_for_us(worker)]
         ready = [worker for worker in found if worker.is_ready]
         if ready:
             return min(ready, key=lambda worker: worker.memory_total_bytes or math.inf)
         return max(found, key=lambda worker: worker.heartbeat_at, default=None)
+
+    def is_for_us(self, worker: Worker) -> bool:
+        """Whether it takes the jobs that are put here: it has their model, and as many GPUs."""
+        return (worker.model, worker.gpus) == (self.preset.name, self.settings.gpus)
 
 
 def build_services(

@@ -6,6 +6,7 @@ Knows: what must hold before a row is written. Does not know: how the body was s
 import hashlib
 
 from configs.job import JobParameters
+from configs.ranks import check_ranks_can_share
 from configs.resolve import RequestError, resolve
 from server.capacity import Capacity, capacity, what_is_missing
 from server.errors import ApiError
@@ -64,6 +65,7 @@ def resolve_request(services: Services, request: AnyRequest) -> JobParameters:
         else:
             _check_model(services, request.model)
             parameters = resolve(request, services.preset, services.attention)
+        check_ranks_can_share(parameters, services.settings.gpus)
     except RequestError as error:
         raise ApiError(400, "invalid_value", str(error), param=error.field) from error
     if request.checkpoint_every is None:

@@ -40,7 +40,7 @@ from server.protocol import (
     WorkerMessage,
 )
 from server.queue_news import QueueNews
-from server.running_job import CANCEL_GRACE_SECONDS, JobStores, RunningJob
+from server.running_job import JobStores, RunningJob
 from server.slot import Slot
 from server.storage.job_files import StorageMessage
 from server.storage.opening import open_job_files
@@ -104,7 +104,7 @@ class Supervisor:
         self._jobs = JobTable(database)
         self._files = open_job_files(settings, folder, self._jobs)
         self._claims = ClaimTable(database, settings.retention_seconds, start.slot)
-        self._reporter = WorkerReporter(database, start.preset.name, start.slot)
+        self._reporter = WorkerReporter(database, start.preset.name, start.slot, settings.gpus)
         self._housekeeping = Housekeeping(database, self._files, settings.retention_seconds)
         self._news = QueueNews(database)
         self._outage = Outage()
@@ -119,7 +119,7 @@ class Supervisor:
         self._api_is_gone = False
         self._drain_until: float | None = None
         self._worker: WorkerHandle | None = None
-        self._is_broken = False
+        self._broken: str | None = None
         self._backoff = Backoff(LONGEST_BACKOFF_SECONDS)
         self._load_error: str | None = None
         self._slot = Slot(JobStores(self._claims, self._jobs, self._files))
@@ -222,8 +222,7 @@ class Supervisor:
         self._housekeeping.run()
         stuck = self._slot.check()
         if stuck is not None and self._worker is not None:
-            cause = f"killed because the job did not stop within {CANCEL_GRACE_SECONDS:g} seconds"
-            self._bury(self._worker, cause, stuck)
+            self._bury(self._worker, "killed because the job did not stop in time", stuck)
             self._read_inbox()
         if self._load_error is not None:
             self._fail_queue(self._load_error)
@@ -248,7 +247,7 @@ class Supervisor:
         self._may_have_strays = False
 
     def _takes_jobs(self) -> bool:
-        may_take = self._drain_until is None and not self._is_broken and not self._files.is_full
+        may_take = self._drain_until is None and self._broken is None and not self._files.is_full
         return self._reporter.state == "ready" and may_take
 
     def _feed(self, worker: WorkerHandle) -> None:
@@ -298,8 +297,9 @@ class Supervisor:
         for message in worker.messages():
             self._take(message)
         if is_dead:
-            self._bury(worker, worker.cause_of_death())
-        elif self._is_broken and self._slot.is_empty and not self._inbox:
+            cause = worker.cause_of_death()
+            self._bury(worker, f"{cause}: {self._broken}" if self._broken else cause)
+        elif self._broken is not None and self._slot.is_empty and not self._inbox:
             worker.stop()
             self._bury(worker, "replaced because its device failed")
         elif (seconds := worker.silent_seconds()) > self._silence_limit():
@@ -322,7 +322,7 @@ class Supervisor:
                 self._load_failed(message.message, retryable=message.retryable)
             case DeviceBroken(reason):
                 self._log.error("device_broken", reason=reason)
-                self._is_broken = True
+                self._broken = reason
             case _:
                 self._inbox.append(message)
 
@@ -348,7 +348,7 @@ class Supervisor:
     def _bury(self, worker: WorkerHandle, cause: str, guilty: RunningJob | None = None) -> None:
         worker.kill()
         self._worker = None
-        self._is_broken = False
+        self._broken = None
         if self._reporter.state in {"loading", "restarting"}:
             self._load_failed(f"the worker process ended while loading the model: {cause}", retryable=True)
         elif self._reporter.state == "ready":

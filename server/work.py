@@ -14,7 +14,7 @@ from types import FrameType
 from configs.settings import Settings
 from server import logs
 from server.files import DataFolder
-from server.model_choice import choose_model
+from server.model_choice import check_gpus, choose_model
 from server.protocol import ApiMessage, Drain
 from server.starting import migrated_database, open_slot
 from server.supervisor import SupervisorStart, supervise
@@ -47,7 +47,8 @@ def work(settings: Settings) -> None:
     logs.configure(settings, "supervisor")
     # Python's helper process of killed workers would warn, in a line of its own format, that it tidied up.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
-    preset, _ = choose_model(settings)
+    preset, attention = choose_model(settings)
+    check_gpus(preset, attention, settings.gpus)
     folder = DataFolder(settings.data_dir)
     slot = open_slot(settings, folder)
     migrated_database(settings).close()

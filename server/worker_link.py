@@ -38,7 +38,7 @@ class SupervisorLink:
         self._ahead: queue.Queue[JobParameters] = queue.Queue()
         self._cancels: dict[Claim, threading.Event] = {}
         self._is_cut = threading.Event()
-        self._memory_in_use: Callable[[], int] | None = None
+        self._memory_in_use: Callable[[], dict[str, int]] | None = None
 
     def start(self) -> None:
         """Start reading, and giving signs of life, in threads that do not keep the process alive.
@@ -48,8 +48,8 @@ class SupervisorLink:
         for work in (self._read, self._beat):
             threading.Thread(target=work, name=f"supervisor-link{work.__name__}", daemon=True).start()
 
-    def report_memory(self, memory_in_use: Callable[[], int]) -> None:
-        """Add the bytes in use to every sign of life from now on."""
+    def report_memory(self, memory_in_use: Callable[[], dict[str, int]]) -> None:
+        """Add the bytes in use, by device, to every sign of life from now on."""
         self._memory_in_use = memory_in_use
 
     def send(self, message: WorkerMessage) -> None:

@@ -1,4 +1,4 @@
-"""The worker process: torch, one warm model, one job at a time on the device.
+"""The worker process: torch, one warm model, one job at a time on the device, or on several as rank 0.
 
 Knows: the link to the supervisor and the pipelines package. Does not know: the job table, the queue, HTTP.
 Each job has a thread: while one job denoises, the one before may still write its files, and the text of the
@@ -7,6 +7,7 @@ next one is encoded.
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -65,29 +66,52 @@ def run_worker(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
         link = SupervisorLink(pipe)
         link.start()
         loaded = _load(start, link)
-        if loaded is not None:
+        if loaded is None:
+            return
+        try:
             Worker(loaded, link, start.settings.preview_seconds).run()
+        finally:
+            if loaded.ranks is not None:
+                loaded.ranks.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """What the process of another rank does first. It shares the folder's lock, as this one does."""
+
+    settings: Settings
+    lock: FolderLock
+
+    def __call__(self) -> None:
+        ignore_stop_signals()
+        die_with_parent()
+        logs.configure(self.settings, "rank")
+        logs.adopt_libraries()
 
 
 def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
     set_up_torch_environment()
     try:
         # All that a job needs: what an installation lacks must keep the server unready, not fail every job.
-        from pipelines import encode_ahead, load_pipeline, run_job  # noqa: F401
-        from pipelines.device_memory import in_use_meter
+        from pipelines import encode_ahead, run_job  # noqa: F401
         from pipelines.fitting import usable_bytes
         from pipelines.mp4 import check_ffmpeg
+        from pipelines.ranks import load_on_ranks
 
         check_ffmpeg()
 
         logs.adopt_libraries()
         settings = start.settings
-        loaded = load_pipeline(
+        loaded = load_on_ranks(
             start.preset,
+            ranks=settings.gpus,
             device=settings.device,
             dtype=settings.dtype,
             memory=settings.memory,
             compute=settings.compute,
+            on_broken=lambda reason: link.send(DeviceBroken(reason)),
+            prepare=_Follower(settings, start.lock),
+            silence_seconds=settings.worker_timeout_seconds,
         )
         _warm_up(loaded, chosen_attention(settings, start.preset))
     except JobFailedError as error:
@@ -98,9 +122,24 @@ def _load(start: WorkerStart, link: SupervisorLink) -> "LoadedPipeline | None":
         link.send(ModelLoadFailed(f"{type(error).__name__}: {error}", retryable=False))
         return None
     dtype = str(loaded.dtype).removeprefix("torch.")
-    link.report_memory(in_use_meter(loaded.device))
+    link.report_memory(_memory_meter(loaded))
     link.send(ModelLoaded(loaded.load_seconds, str(loaded.device), dtype, usable_bytes(loaded)))
     return loaded
+
+
+def _memory_meter(loaded: "LoadedPipeline") -> Callable[[], dict[str, int]]:
+    """Reads the bytes in use by device. On a CPU those of all ranks are on one."""
+    from pipelines.device_memory import in_use_meter
+
+    own = in_use_meter(loaded.device)
+
+    def read() -> dict[str, int]:
+        found = {str(loaded.device): own()}
+        for device, in_use in loaded.ranks.memory_in_use() if loaded.ranks else ():
+            found[device] = found.get(device, 0) + in_use
+        return found
+
+    return read
 
 
 def _warm_up(loaded: "LoadedPipeline", attention: AttentionConfig) -> None:
@@ -145,8 +184,8 @@ class Worker:
         try:
             with logs.job_lines(claim.job_id, claim.attempt, parameters.prompt, parameters.negative_prompt):
                 ending = self._ending(job, load_seconds)
-            if isinstance(ending, JobFailed) and ending.error.code == "internal":
-                self._check_device(ending.error.message)
+            if isinstance(ending, JobFailed):
+                self._check_device(ending.error)
         finally:
             self._link.ended(claim)
             self._link.send(ending)
@@ -197,9 +236,11 @@ class Worker:
             except Exception as error:  # the job will meet it too, and report it
                 self._log.warning("encode_ahead_failed", message=f"{type(error).__name__}")
 
-    def _check_device(self, reason: str) -> None:
-        if not _device_works():
-            self._link.send(DeviceBroken(reason))
+    def _check_device(self, error: JobError) -> None:
+        ranks = self._loaded.ranks
+        is_broken = ranks is not None and ranks.broken is not None
+        if is_broken or (error.code == "internal" and not _device_works()):
+            self._link.send(DeviceBroken(error.message))
             self._link.no_more_jobs()
 
 

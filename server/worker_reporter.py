@@ -17,7 +17,7 @@ from server.workers import HEARTBEAT_SECONDS, LOCAL_SLOT, WorkerReport, WorkerSt
 class WorkerReporter:
     """Writes a changed state at once, and a heartbeat when nothing changes."""
 
-    def __init__(self, database: Database, model: str, slot: str = LOCAL_SLOT) -> None:
+    def __init__(self, database: Database, model: str, slot: str = LOCAL_SLOT, gpus: int = 1) -> None:
         self._database = database
         self._table = WorkerTable(database)
         self._beat_at = 0.0
@@ -32,6 +32,7 @@ class WorkerReporter:
             load_seconds=None,
             supervisor_pid=os.getpid(),
             worker_pid=None,
+            gpus=gpus,
             memory_total_bytes=None,
             memory_in_use_bytes=None,
         )
@@ -55,8 +56,8 @@ class WorkerReporter:
         self._table.report(self._report)
         self._beat_at = time.monotonic() + HEARTBEAT_SECONDS
 
-    def uses(self, memory_in_use_bytes: int | None) -> None:
-        """The worker lives; what it uses is written with the next sign of life."""
+    def uses(self, memory_in_use_bytes: dict[str, int] | None) -> None:
+        """The worker lives; what it uses on each device is written with the next sign of life."""
         self._report = replace(self._report, memory_in_use_bytes=memory_in_use_bytes)
 
     def started(self, worker_pid: int | None) -> None:

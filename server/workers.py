@@ -3,10 +3,11 @@
 Knows: the workers table. Does not know: how workers are started, or what they run.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Literal
 
-from server.database import Database, read_statements
+from server.database import Database, Row, read_statements
 
 _SQL = read_statements("workers.sql")
 
@@ -23,7 +24,8 @@ WorkerState = Literal["loading", "ready", "load_failed", "restarting", "stopped"
 class WorkerReport:
     """One worker slot. ``message`` says why it is not ready; ``load_seconds`` is the model's load time.
 
-    The memory is that of the worker's device; None: not known.
+    ``gpus`` counts its ranks. ``device`` is that of rank 0, ``memory_total_bytes`` what each device has,
+    ``memory_in_use_bytes`` by device; on a CPU all ranks have the same one. None: not known.
     """
 
     name: str
@@ -35,8 +37,9 @@ class WorkerReport:
     load_seconds: float | None
     supervisor_pid: int
     worker_pid: int | None
+    gpus: int
     memory_total_bytes: int | None
-    memory_in_use_bytes: int | None
+    memory_in_use_bytes: dict[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class WorkerTable:
     def report(self, worker: WorkerReport) -> None:
         """Write the row; counts as a heartbeat."""
         values = {name: getattr(worker, name) for name in WorkerReport.__dataclass_fields__}
+        in_use = values.pop("memory_in_use_bytes")
+        values["memory_in_use"] = None if in_use is None else json.dumps(in_use)
         with self._database.write() as connection:
             connection.run(_SQL["report"], values | {"now": connection.now()})
             connection.queue.beat(worker.name)
@@ -93,4 +98,14 @@ class WorkerTable:
         with self._database.read() as connection:
             now = connection.now()
             rows = connection.all(_SQL["all"])
-        return [Worker(**row, heartbeat_age_seconds=now - row["heartbeat_at"]) for row in rows]
+        return [_worker(row, now) for row in rows]
+
+
+def _worker(row: Row, now: float) -> Worker:
+    values = dict(row)
+    in_use = values.pop("memory_in_use")
+    return Worker(
+        **values,
+        memory_in_use_bytes=None if in_use is None else json.loads(in_use),
+        heartbeat_age_seconds=now - row["heartbeat_at"],
+    )

@@ -54,4 +54,4 @@ def open_database(settings: Settings) -> Database:
         raise SettingsError(
             f"database_url needs packages that are missing ({error}): pip install 'reelwright[postgres]'"
         ) from error
-    return PostgresDatabase(settings.database_url.get_secret_value())
+    return PostgresDatabase(settings.database_url.get_secret_value(), settings.gpus)

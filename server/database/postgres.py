@@ -39,9 +39,9 @@ _ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3
 class PostgresConnection:
     """A connection as the tables see it."""
 
-    def __init__(self, raw: Raw) -> None:
+    def __init__(self, raw: Raw, gpus: int = 1) -> None:
         self.raw = raw
-        self.queue = ProcrastinateQueue(raw)
+        self.queue = ProcrastinateQueue(raw, gpus)
 
     def one(self, statement: Statement, values: Values | None = None) -> Row | None:
         """The first row."""
@@ -97,8 +97,10 @@ class PostgresDatabase:
 
     is_remote = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, gpus: int = 1) -> None:
+        """``gpus``: of the workers that run the jobs put here, or of the one that takes some."""
         self._url = url
+        self._gpus = gpus
         self._pool: ConnectionPool[Raw] = ConnectionPool(
             url,
             min_size=0,
@@ -118,7 +120,7 @@ class PostgresDatabase:
             if self._pool.closed:
                 self._pool.open()
             with self._pool.connection() as raw:
-                yield PostgresConnection(raw)
+                yield PostgresConnection(raw, self._gpus)
 
     @contextmanager
     def write(self) -> Iterator[PostgresConnection]:

@@ -21,7 +21,6 @@ Raw = psycopg.Connection[Row]
 
 QUEUE_CHANNEL = "reelwright_queue"
 TASK_NAME = "reelwright.run"
-GPUS = 1
 # A notification's channel has at most 63 bytes; procrastinate's are "procrastinate_queue_v1#" and the queue.
 LONGEST_QUEUE_NAME_BYTES = 40
 
@@ -29,7 +28,7 @@ _SQL = {name: statement.postgres.encode() for name, statement in read_statements
 _MANAGER = manager.JobManager(SyncPsycopgConnector())  # never opened: every call brings its connection
 
 
-def queue_name(model: str, gpus: int = GPUS) -> str:
+def queue_name(model: str, gpus: int) -> str:
     """``model@gpus``; a long model name is shortened to the start of its SHA-256."""
     name = f"{model}@{gpus}"
     if len(name.encode()) <= LONGEST_QUEUE_NAME_BYTES:
@@ -38,15 +37,19 @@ def queue_name(model: str, gpus: int = GPUS) -> str:
 
 
 class ProcrastinateQueue:
-    """The queue, in one connection's transaction. Locks are taken in the order worker, queue row, job row."""
+    """The queue, in one connection's transaction. Locks are taken in the order worker, queue row, job row.
 
-    def __init__(self, raw: Raw) -> None:
+    A job waits for a worker with as many GPUs as the settings said where it was put.
+    """
+
+    def __init__(self, raw: Raw, gpus: int) -> None:
         self._raw = raw
+        self._gpus = gpus
 
     def put(self, job_id: str, model: str, priority: int) -> None:
         """A row in state ``todo``. The queueing lock lets no job wait twice."""
         job = jobs.Job(
-            queue=queue_name(model),
+            queue=queue_name(model, self._gpus),
             priority=priority,
             lock=None,
             queueing_lock=job_id,
@@ -59,7 +62,7 @@ class ProcrastinateQueue:
 
     def take(self, model: str, worker: str) -> str | None:
         """``todo`` to ``doing``; rows that somebody else is just taking are skipped."""
-        values = {"queues": [queue_name(model)], "worker_id": self._worker_id(worker)}
+        values = {"queues": [queue_name(model, self._gpus)], "worker_id": self._worker_id(worker)}
         row = self._raw.execute(queries["fetch_job"].encode(), values).fetchone()
         return None if row is None or row["id"] is None else str(row["args"]["job_id"])
 

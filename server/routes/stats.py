@@ -67,6 +67,7 @@ def _worker_stats(worker: Worker) -> WorkerStats:
         message=worker.message,
         device=worker.device,
         dtype=worker.dtype,
+        gpus=worker.gpus,
         load_seconds=worker.load_seconds,
         supervisor_pid=worker.supervisor_pid,
         worker_pid=worker.worker_pid,

@@ -77,6 +77,7 @@ def worker_report(name: str) -> WorkerReport:
         load_seconds=1.0,
         supervisor_pid=1,
         worker_pid=2,
+        gpus=1,
         memory_total_bytes=None,
         memory_in_use_bytes=None,
     )

@@ -66,6 +66,8 @@ def test_every_setting_is_a_flag_of_serve_with_its_variable() -> None:
         (["serve", "--model", "~no-such-user/model"], {}, "no such user"),
         (["serve", "--data-dir", "~no-such-user/data"], {}, "no such user"),
         (["serve", "--device", "gpu"], {}, "cuda:<index>"),
+        (["serve", "--gpus", "0"], {}, "--gpus (REELWRIGHT_GPUS)"),
+        (["serve", "--gpus", "2", "--attention-backend", "block_topk"], {}, "--gpus 2: attention.backend"),
         (["serve", "--dense-steps", "inf"], {}, "finite"),
         (["serve", "--attention-backend", "fast"], {}, "'anchor_local'"),
         (["serve", "--attention-backend", "dense", "--block-size", "64"], {}, "block_size has no effect"),

@@ -26,8 +26,9 @@ REPORT = WorkerReport(
     load_seconds=1.0,
     supervisor_pid=1,
     worker_pid=2,
+    gpus=2,
     memory_total_bytes=2_000,
-    memory_in_use_bytes=1_500,
+    memory_in_use_bytes={"cuda:0": 1_500, "cuda:1": 1_700},
 )
 
 
@@ -39,13 +40,14 @@ def registry(database: Database) -> CollectorRegistry:
     return registry
 
 
-def test_memory_in_use_is_that_of_the_device(registry: CollectorRegistry, database: Database) -> None:
+def test_memory_in_use_is_that_of_each_device(registry: CollectorRegistry, database: Database) -> None:
     workers = WorkerTable(database)
     workers.report(dataclasses.replace(REPORT, device=None, memory_in_use_bytes=None))
     name, labels = "reelwright_memory_in_use_bytes", {"worker": "local", "device": "cuda:0"}
     assert registry.get_sample_value(name, labels) is None
     workers.report(REPORT)
     assert registry.get_sample_value(name, labels) == 1_500
+    assert registry.get_sample_value(name, labels | {"device": "cuda:1"}) == 1_700
     assert registry.get_sample_value("reelwright_worker_up", {"model": "tiny-wan"}) == 1
 
 

@@ -48,7 +48,7 @@ def test_the_next_job_starts_when_the_device_is_released(supervised: Start) -> N
         running.let("a")
         assert running.wait_for_job(first).status == "completed"
         assert running.files_of(first) == ["1.mp4", "1.thumbnail.jpg"]
-        running.wait_for(lambda: running.worker().memory_in_use_bytes == 1234)
+        running.wait_for(lambda: running.worker().memory_in_use_bytes == {"cpu": 1234})
         assert running.worker().memory_total_bytes == MEMORY_BYTES
 
 

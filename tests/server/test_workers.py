@@ -45,13 +45,13 @@ def test_memory_in_use_is_written_with_the_heartbeat(
     database: Database, reporter: WorkerReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter.loaded(LOADED)
-    reporter.uses(5_000)
+    reporter.uses({"cpu": 5_000})
     assert (only(database).memory_total_bytes, only(database).memory_in_use_bytes) == (64_000, None)
     later = time.monotonic() + HEARTBEAT_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
     before = only(database).heartbeat_at
     reporter.beat()
-    assert only(database).memory_in_use_bytes == 5_000
+    assert only(database).memory_in_use_bytes == {"cpu": 5_000}
     assert only(database).heartbeat_at > before
     reporter.died("killed by SIGKILL")
     assert only(database).memory_in_use_bytes is None

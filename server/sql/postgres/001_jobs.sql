@@ -69,7 +69,8 @@ CREATE TABLE workers (
     worker_pid          BIGINT,
     heartbeat_at        DOUBLE PRECISION NOT NULL,
     memory_total_bytes  BIGINT,
-    memory_in_use_bytes BIGINT
+    gpus                BIGINT NOT NULL,
+    memory_in_use       TEXT                           -- JSON: bytes by device
 );
 
 CREATE TABLE samples (

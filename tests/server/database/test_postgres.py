@@ -136,11 +136,21 @@ def test_the_queue_row_follows_the_job(
 
 def test_a_long_model_name_fits_procrastinates_channel(jobs: JobTable, claims: ClaimTable) -> None:
     model = "an-owner-with-a-long-name/a-model-with-a-long-name-" + "x" * 100
-    assert len(queue_name(model).encode()) <= LONGEST_QUEUE_NAME_BYTES
-    assert queue_name(model) != queue_name(model + "y")
+    assert len(queue_name(model, 1).encode()) <= LONGEST_QUEUE_NAME_BYTES
+    assert queue_name(model, 1) != queue_name(model + "y", 1)
     assert queue_name(model, 1) != queue_name(model, 2)
     job_id = jobs.submit(new_job(model)).job.id
     assert claim_of(claims.claim(model)).job_id == job_id
+
+
+def test_a_job_is_for_workers_with_as_many_gpus(
+    jobs: JobTable, claims: ClaimTable, made: JobDatabase
+) -> None:
+    of_two = open_database(made.settings.model_copy(update={"gpus": 2}))
+    job_id = JobTable(of_two).submit(new_job()).job.id
+    assert claims.claim("tiny-wan") is None
+    assert claim_of(ClaimTable(of_two, worker="two").claim("tiny-wan")).job_id == job_id
+    of_two.close()
 
 
 def test_a_queue_that_was_tampered_with_is_put_right(
