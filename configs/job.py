@@ -55,7 +55,7 @@ class ParallelReport(BaseModel):
 
     ranks: int
     guidance: Literal["split", "together"] | None = Field(
-        description="split: each half of the ranks computes one of a step's two passes; null: there is one pass."
+        description="split: each half of the ranks computes one of a step's two passes; null: there is one."
     )
     token_ranks: int = Field(description="Ranks that share the tokens of a pass.")
     sparse_exchange: Literal["anchors", "heads"] | None = Field(

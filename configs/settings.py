@@ -381,8 +381,8 @@ class Settings(BaseSettings):
             )
         if self.storage_url is None:
             raise SettingsError(
-                f"{purpose} needs {PREFIX}STORAGE_URL, where API and workers find the files: s3://bucket/prefix, "
-                "or file:///folder for a folder that every host mounts"
+                f"{purpose} needs {PREFIX}STORAGE_URL, where API and workers find the files: "
+                "s3://bucket/prefix, or file:///folder for a folder that every host mounts"
             )
 
 
