@@ -17,7 +17,7 @@ PUBLIC = ("compose.yaml", "docker/compose.public.yaml")
 
 
 def _server(*files: str, **variables: str) -> dict[str, Any]:
-    found = services(compose(files, REPOSITORY, **variables))
+    found = services(compose(files, REPOSITORY, profiles=(), **variables))
     assert list(found) == ["server"]
     return found["server"]
 
@@ -104,7 +104,7 @@ def test_published_on_loopback_only_unless_keys_are_asked_for() -> None:
 
 @pytest.mark.parametrize("keys", [{}, {"REELWRIGHT_API_KEYS_SHA256": ""}])
 def test_publishing_without_keys_is_refused(keys: dict[str, str]) -> None:
-    result = compose(PUBLIC, REPOSITORY, **keys)
+    result = compose(PUBLIC, REPOSITORY, profiles=(), **keys)
     assert result.returncode != 0
     assert "REELWRIGHT_API_KEYS_SHA256" in result.stderr
 
