@@ -47,7 +47,7 @@ from server.storage.opening import open_job_files
 from server.worker_handle import WorkerHandle
 from server.worker_process import WorkerStart
 from server.worker_reporter import WorkerReporter
-from server.workers import LOCAL_SLOT
+from server.workers import LOCAL_SLOT, WorkerTable
 
 POLL_SECONDS = 1.0
 LOAD_TRIES = 3
@@ -105,6 +105,8 @@ class Supervisor:
         self._files = open_job_files(settings, folder, self._jobs)
         self._claims = ClaimTable(database, settings.retention_seconds, start.slot)
         self._reporter = WorkerReporter(database, start.preset.name, start.slot, settings.gpus)
+        self._workers = WorkerTable(database)
+        self._gpus = settings.gpus
         self._housekeeping = Housekeeping(database, self._files, settings.retention_seconds)
         self._news = QueueNews(database)
         self._outage = Outage()
@@ -225,7 +227,8 @@ class Supervisor:
             self._bury(self._worker, "killed because the job did not stop in time", stuck)
             self._read_inbox()
         if self._load_error is not None:
-            self._fail_queue(self._load_error)
+            if not self._others_may_run():
+                self._fail_queue(self._load_error)
         elif self._worker is not None and self._takes_jobs():
             self._feed(self._worker)
 
@@ -270,6 +273,14 @@ class Supervisor:
         if job is not None:
             self._has_named_next = False
             self._slot.start(job, worker)
+
+    def _others_may_run(self) -> bool:
+        """Whether jobs may wait for another worker, though the model does not load here."""
+        return self._is_shared and any(
+            worker.is_alive and worker.state in {"loading", "restarting", "ready"}
+            for worker in self._workers.all()
+            if (worker.model, worker.gpus) == (self._model, self._gpus) and worker.name != self._slot_name
+        )
 
     def _fail_queue(self, reason: str) -> None:
         while job := self._claims.claim(self._model):

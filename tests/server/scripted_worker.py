@@ -28,6 +28,7 @@ from server.protocol import (
     JobProgressed,
     JobStopped,
     ModelLoaded,
+    ModelLoadFailed,
     RunJob,
     WorkerCommand,
     WorkerMessage,
@@ -40,6 +41,7 @@ JPEG = b"\xff\xd8 a picture"
 BIG_BYTES = 20 * 1024 * 1024
 MEMORY_BYTES = 64 * 2**30
 PAUSE_SECONDS = 0.05
+LOAD_FAILS = "SCRIPTED_WORKER_LOAD_FAILS"
 
 
 def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerCommand]") -> None:
@@ -48,6 +50,9 @@ def run_script(start: WorkerStart, pipe: "Connection[WorkerMessage, WorkerComman
     die_with_parent()
     link = SupervisorLink(pipe)
     link.start()
+    if LOAD_FAILS in os.environ:
+        link.send(ModelLoadFailed("there are no weights", retryable=False))
+        return
     link.report_memory(lambda: {"cpu": 1234})
     link.send(ModelLoaded(0.5, "cpu", "float32", MEMORY_BYTES))
     threading.Thread(target=_note_ahead, args=(start, link), daemon=True).start()

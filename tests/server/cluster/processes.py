@@ -134,11 +134,15 @@ class Cluster:
         flags = (*self._flags, "--no-local-worker", *flags)
         return self._started.enter_context(RunningServer(data_dir, self.model, *flags, env=self.env))
 
-    def worker(self, *flags: str, model: str | None = None) -> RunningWorker:
+    def worker(
+        self, *flags: str, model: str | None = None, env: Mapping[str, str] | None = None
+    ) -> RunningWorker:
         """Start a worker; it is not ready yet."""
         fixed = ("--model", model or self.model, "--device", "cpu", "--dtype", "float32")
         data_dir = self.folder / f"worker{self._next()}"
-        made = RunningWorker(data_dir, (*self._flags, *fixed, *flags), self.env, self.program)
+        made = RunningWorker(
+            data_dir, (*self._flags, *fixed, *flags), {**self.env, **(env or {})}, self.program
+        )
         self._started.callback(made.kill)
         made.start()
         return made

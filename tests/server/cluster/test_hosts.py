@@ -17,6 +17,7 @@ from tests.faults import processes
 from tests.postgres import PostgresServer
 from tests.server.cluster.processes import Cluster, RunningWorker, local_cluster, stored
 from tests.server.running_server import RunningServer
+from tests.server.scripted_worker import LOAD_FAILS
 from tests.server.webhooks.receiver import Receiver
 
 pytestmark = pytest.mark.alone
@@ -115,6 +116,18 @@ def test_models_ready_and_webhooks(cluster: Cluster) -> None:
         told = Counter(json.loads(message.body)["data"]["id"] for message in receiver.received)
         assert told == Counter(ids)
     assert "job_started" not in stranger.logged()
+
+    # A host that cannot load the model leaves the jobs to those that can.
+    cluster.worker(env={LOAD_FAILS: "1"})
+    processes.wait_until(
+        lambda: "load_failed" in {row.state for row in cluster.rows().values()}, "it knows that it cannot"
+    )
+    later = [str(first.submit(prompt="denoise pause finish")["id"]) for _ in range(10)]
+    assert [second.wait_for_job(job_id)["status"] for job_id in later] == ["completed"] * 10
+    for worker in workers:
+        worker.kill()
+    lost = str(first.submit(prompt="denoise finish")["id"])
+    assert second.wait_for_job(lost)["error"]["code"] == "model_load_failed"  # nobody else is left
 
 
 def test_the_database_is_killed_in_the_middle_of_jobs(cluster: Cluster, postgres: PostgresServer) -> None:
