@@ -9,25 +9,31 @@ folder; or the whole host, in whose place comes another one.
 """
 
 import argparse
+import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import psycopg
 
 from server.job import Job
 from server.jobs import JobTable
+from server.storage.objects import ObjectVideoStore
+from server.storage.opening import open_objects
+from server.storage.sweep import sweep_objects
 from tests.faults import processes
 from tests.postgres import PostgresServer
-from tests.server.cluster.processes import Cluster, RunningWorker, stored
+from tests.server.cluster.processes import Cluster, RunningWorker
 from tests.server.databases import disagreements
 from tests.server.running_server import RunningServer
 from tests.server.storage.bucket import URL, Bucket
@@ -48,7 +54,10 @@ WHEN (NEW.status IN ('completed', 'failed', 'cancelled')) EXECUTE FUNCTION note_
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run came to. ``ends_per_job``: jobs by how often they ended; ``strays``: objects of no job."""
+    """What a run came to. ``ends_per_job``: jobs by how often they ended; ``strays``: objects of no job.
+
+    ``swept``: what a killed process had no time to remove, and the sweep at the end did.
+    """
 
     jobs: int
     workers: int
@@ -60,6 +69,7 @@ class Report:
     ends_per_job: dict[str, int]
     missing_files: list[str]
     strays: list[str]
+    swept: int
     queue_disagreements: int
     tracebacks: int
     failed_store_requests: int = 0
@@ -100,9 +110,9 @@ class Chaos:
 
 
 def run(
-    cluster: Cluster, names: Callable[[], list[str]], *, jobs: int, workers: int, kills: int, seed: int = 1
+    cluster: Cluster, store: ObjectVideoStore, *, jobs: int, workers: int, kills: int, seed: int = 1
 ) -> Report:
-    """Put so many jobs through a cluster in which nothing runs yet; ``names`` lists its store."""
+    """Put so many jobs through a cluster in which nothing runs yet; ``store`` is its store."""
     with psycopg.connect(cluster.database_url, autocommit=True) as witness:
         api = cluster.api()
         witness.execute(WITNESS)
@@ -126,9 +136,10 @@ def run(
             if job.status == "completed"
             for ending in (".mp4", ".thumbnail.jpg")
         }
-        with suppress(AssertionError):
-            processes.wait_until(lambda: set(names()) == wanted, "all that was left is removed", 60)
-        there = set(names())
+        for worker in chaos.workers:
+            worker.kill()
+        swept = asyncio.run(sweep_objects(store, table, grace_seconds=0.0))
+        there = asyncio.run(_names(store))
         ends = Counter(row[0] for row in witness.execute("SELECT job_id FROM endings").fetchall())
     return Report(
         jobs=jobs,
@@ -141,6 +152,7 @@ def run(
         ends_per_job=_counted(ends[job_id] for job_id in ids),
         missing_files=sorted(wanted - there),
         strays=sorted(there - wanted),
+        swept=len(swept),
         queue_disagreements=len(disagreements(cluster.database)),
         tracebacks=sum(
             log.read_text(errors="replace").count("Traceback") for log in cluster.folder.glob("*.log")
@@ -164,6 +176,10 @@ def _ended(table: JobTable, submitted: list[Future[str]]) -> int:
     return max(0, sent - sum(counts.queued + counts.running for counts in table.counts().values()))
 
 
+async def _names(store: ObjectVideoStore) -> set[str]:
+    return {entry.name async for entry in store.all_objects()}
+
+
 def _counted(values: Iterable[int]) -> dict[str, int]:
     return {str(value): count for value, count in sorted(Counter(values).items())}
 
@@ -177,10 +193,10 @@ def _wait_for_ends(table: JobTable, submitted: list[Future[str]], count: int) ->
 
 def run_over_folder(folder: Path, database_url: str, *, jobs: int, workers: int, kills: int) -> Report:
     """With a folder as the store."""
-    store = folder / "store"
-    store.mkdir()
-    with Cluster(folder, database_url, f"file://{store}") as cluster:
-        return run(cluster, lambda: stored(folder), jobs=jobs, workers=workers, kills=kills)
+    (folder / "store").mkdir()
+    url = f"file://{folder / 'store'}"
+    with Cluster(folder, database_url, url) as cluster:
+        return run(cluster, open_objects(url, 0), jobs=jobs, workers=workers, kills=kills)
 
 
 def run_over_s3(folder: Path, database_url: str, *, jobs: int, workers: int, kills: int) -> Report:
@@ -190,7 +206,8 @@ def run_over_s3(folder: Path, database_url: str, *, jobs: int, workers: int, kil
         bucket.empty()
         proxy = stack.enter_context(FlakyProxy(bucket.port, is_flaky=True))
         cluster = stack.enter_context(Cluster(folder, database_url, URL, env=bucket.variables(proxy.port)))
-        report = run(cluster, bucket.names, jobs=jobs, workers=workers, kills=kills)
+        stack.enter_context(patch.dict(os.environ, bucket.variables()))
+        report = run(cluster, bucket.store(), jobs=jobs, workers=workers, kills=kills)
         return replace(report, failed_store_requests=proxy.failed)
 
 
