@@ -4,8 +4,9 @@ from torch import Tensor
 
 from attention.anchor_local.reference import anchor_local_reference
 from attention.anchor_local.torch_impl import anchor_local_torch
-from attention.choice import MAX_HEAD_DIM, Impl, Precision, check_precision, checked_scale, resolve_impl
+from attention.choice import Impl, Precision, check_precision, resolve_impl
 from attention.layout import AnchorLocalLayout, anchor_local_layout
+from attention.operands import check_not_empty, check_operands
 from attention.pattern import AnchorLocalPattern
 
 
@@ -126,26 +127,9 @@ def _run(
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
     """Validate the tensors and return the scale."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise ValueError(f"{name} must be [batch, tokens, heads, head_dim], got shape {tuple(x.shape)}")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(
-                f"q, k and v must share dtype and device, got {q.dtype} on {q.device} "
-                f"and {name} {x.dtype} on {x.device}"
-            )
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"q, k and v must be floating point, got {q.dtype}")
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must share batch and head_dim, got {tuple(q.shape)} and {tuple(k.shape)}")
-    if 0 in q.shape or 0 in k.shape:
-        raise ValueError(f"no dimension may be empty, got {tuple(q.shape)} and {tuple(k.shape)}")
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"heads must be a multiple of kv_heads, got {q.shape[2]} and {k.shape[2]}")
+    layout, shared = "batch, tokens, heads, head_dim", "batch, head_dim"
+    scale = check_operands(q, k, v, layout=layout, shared=shared, scale=scale)
+    check_not_empty(q, k)
     if q.shape[1] > k.shape[1]:
         raise ValueError(f"there are more queries than tokens: {q.shape[1]} and {k.shape[1]}")
-    if q.shape[3] > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {q.shape[3]}")
-    return checked_scale(scale, q.shape[3])
+    return scale

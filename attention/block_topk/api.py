@@ -10,7 +10,8 @@ from attention.block_topk.boxes import BoxPattern, check_top_k
 from attention.block_topk.layout import BoxLayout, box_layout
 from attention.block_topk.reference import block_topk_reference
 from attention.block_topk.torch_impl import block_topk_torch
-from attention.choice import MAX_HEAD_DIM, Impl, checked_scale, resolve_impl
+from attention.choice import Impl, resolve_impl
+from attention.operands import check_not_empty, check_operands
 from attention.tiles import Grid
 
 
@@ -182,26 +183,7 @@ def _run(
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
     """Validate the tensors and return the scale."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise ValueError(f"{name} must be [batch, tokens, heads, head_dim], got shape {tuple(x.shape)}")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(
-                f"q, k and v must share dtype and device, got {q.dtype} on {q.device} "
-                f"and {name} {x.dtype} on {x.device}"
-            )
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"q, k and v must be floating point, got {q.dtype}")
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
-    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            f"q and k must share batch, tokens and head_dim, got {tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    if 0 in q.shape or 0 in k.shape:
-        raise ValueError(f"no dimension may be empty, got {tuple(q.shape)} and {tuple(k.shape)}")
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"heads must be a multiple of kv_heads, got {q.shape[2]} and {k.shape[2]}")
-    if q.shape[3] > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {q.shape[3]}")
-    return checked_scale(scale, q.shape[3])
+    layout, shared = "batch, tokens, heads, head_dim", "batch, tokens, head_dim"
+    scale = check_operands(q, k, v, layout=layout, shared=shared, scale=scale)
+    check_not_empty(q, k)
+    return scale

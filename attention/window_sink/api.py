@@ -6,7 +6,8 @@ from typing import cast, get_args
 import torch
 from torch import Tensor
 
-from attention.choice import MAX_HEAD_DIM, Impl, checked_scale, resolve_impl
+from attention.choice import Impl, resolve_impl
+from attention.operands import check_operands
 from attention.window_sink.reference import window_sink_reference
 from attention.window_sink.sinks import SinkMode, Sinks
 from attention.window_sink.torch_impl import window_sink_torch
@@ -155,29 +156,11 @@ def window_pair(window: tuple[int | None, int | None]) -> tuple[int | None, int 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:
     """Validate the tensors and return the scale."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 3:
-            raise ValueError(f"{name} must be [total, heads, head_dim], got shape {tuple(x.shape)}")
-        if x.dtype != q.dtype or x.device != q.device:
-            raise ValueError(
-                f"q, k and v must share dtype and device, got {q.dtype} on {q.device} "
-                f"and {name} {x.dtype} on {x.device}"
-            )
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"q, k and v must be floating point, got {q.dtype}")
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have one shape, got {tuple(k.shape)} and {tuple(v.shape)}")
-    if q.shape[0] != k.shape[0] or q.shape[2] != k.shape[2]:
-        raise ValueError(f"q and k must share total and head_dim, got {tuple(q.shape)} and {tuple(k.shape)}")
-    if 0 in q.shape[1:] or 0 in k.shape[1:]:
-        raise ValueError(f"heads and head_dim may not be 0, got {tuple(q.shape)} and {tuple(k.shape)}")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"heads must be a multiple of kv_heads, got {q.shape[1]} and {k.shape[1]}")
-    if q.shape[2] > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim must be at most {MAX_HEAD_DIM}, got {q.shape[2]}")
+    layout, shared = "total, heads, head_dim", "total, head_dim"
+    scale = check_operands(q, k, v, layout=layout, shared=shared, scale=scale)
     if q.shape[0] > MAX_TOKENS:
         raise ValueError(f"total must be at most {MAX_TOKENS}, got {q.shape[0]}")
-    return checked_scale(scale, q.shape[2])
+    return scale
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
