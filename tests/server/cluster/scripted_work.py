@@ -3,12 +3,13 @@
 python -m tests.server.cluster.scripted_work worker --database-url ...
 """
 
-import server.worker_handle
+from unittest.mock import patch
+
 from server.cli import main
 from tests.server.scripted_worker import run_script
 
 # Here, so that a supervisor that is a child of ``serve`` has it too: it imports this module anew.
-server.worker_handle.run_worker = run_script
+patch("server.worker_handle.run_worker", run_script).start()
 
 if __name__ == "__main__":
     main()
