@@ -1,6 +1,7 @@
 """A server whose jobs run on two ranks (gloo, on the CPU): as on one, cancelled, and when a rank is hurt."""
 
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,11 @@ CLIP = {
     # One dense step, and blocks that do not end where the ranks' shares do.
     "attention": {"dense_steps": 1, "min_tokens": 0, "block_size": 50},
 }
-MANY_STEPS = CLIP | {"num_inference_steps": 40, "checkpoint_every": 1}
+MANY_STEPS = CLIP | {"num_inference_steps": 24, "checkpoint_every": 1}
+
+
+# Tensors are mapped each by itself, so that a limit on address space is met by the next one.
+MAPPED = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_ARENA_MAX": "1"}
 
 
 class TwoRanks(RunningServer):
@@ -63,7 +68,8 @@ class TwoRanks(RunningServer):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
     """Ready; the tests hurt it, and it gets well."""
     folder = tmp_path_factory.mktemp("ranks")
-    with TwoRanks(folder / "data", MODEL, "--gpus", "2", "--worker-timeout-seconds", "10") as running:
+    flags = ("--gpus", "2", "--worker-timeout-seconds", "10")
+    with TwoRanks(folder / "data", MODEL, *flags, env=MAPPED) as running:
         yield running.wait_until_ready()
 
 
@@ -197,3 +203,17 @@ def test_all_ranks_end_with_one_and_others_go_on(
     assert told in server.log.read_text()
     assert all(processes.is_dead(pid) for pid in before)
     assert not set(before) & set(server.ranks())
+
+
+def test_an_error_of_a_rank_in_a_step_fails_the_job_and_starts_all_anew(server: TwoRanks) -> None:
+    before = server.ranks()
+    job_id = server.submit(num_inference_steps=100, size="128x128", num_frames=17)["id"]
+    server.wait_for_step(job_id, 1)
+    half = processes.address_space_bytes(before[1]) // 2
+    with processes.limited(before[1], resource.RLIMIT_AS, half):
+        job = server.wait_for_job(job_id)
+    assert (job["status"], job["attempt"]) == ("failed", 1)
+    assert job["error"]["code"] == "out_of_memory"
+    assert job["error"]["message"].startswith("rank 1: out of memory in denoise for ")
+    server.wait_for(lambda: server.worker()["worker_pid"] not in (None, before[0]))
+    processes.wait_until(lambda: all(map(processes.is_dead, before)), "both ranks have ended")
