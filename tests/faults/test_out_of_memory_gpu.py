@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from configs.job import JobFailedError, JobFinished, JobParameters, JobPaths, JobResult
+from configs.memory import MemoryOptions
 from configs.model_preset import find_model
 from configs.resolve import GenerationRequest, resolve
 from pipelines import LoadedPipeline, load_pipeline, run_job
@@ -25,8 +26,9 @@ LONG = LARGE | {"num_frames": 65}
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedPipeline:
-    """The bundled model on the GPU."""
-    return load_pipeline(find_model("reelwright-shapes"), device="cuda:0", dtype="float32")
+    """The bundled model on the GPU, where it stays: no lower level of memory rescues a job."""
+    memory = MemoryOptions("none")
+    return load_pipeline(find_model("reelwright-shapes"), device="cuda:0", dtype="float32", memory=memory)
 
 
 @pytest.fixture(scope="module")
