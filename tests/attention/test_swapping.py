@@ -213,7 +213,10 @@ def test_pipeline_as_target_swaps_its_transformers(transformer: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backend": "flashy"}, "unknown attention backend 'flashy'; known: anchor_local, block_topk, dense, window"),
+        (
+            {"backend": "flashy"},
+            "unknown attention backend 'flashy'; known: anchor_local, block_topk, dense, window",
+        ),
         ({"block_size": 4}, "anchor_local needs block_size and anchor_stride"),
         ({"block_size": 4, "anchor_stride": 0}, "anchor_stride must be at least 1, got 0"),
         ({"backend": "dense", "block_size": 4}, "backend dense takes no block_size"),
