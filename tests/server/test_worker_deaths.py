@@ -78,5 +78,6 @@ def test_a_killed_workers_job_ends_as_if_nothing_had_happened(
     if not checkpoint_every:  # else the manifests in the files differ by it
         assert job.result.file == undisturbed.result.file
     assert job.result.thumbnail == undisturbed.result.thumbnail
-    assert running.files_of(job.id) == ["2.mp4", "2.spritesheet.jpg", "2.thumbnail.jpg"]
+    # The row is written first: other files go a moment later.
+    running.wait_for(lambda: running.files_of(job.id) == ["2.mp4", "2.spritesheet.jpg", "2.thumbnail.jpg"])
     assert running.wait_for_job(after).status == "completed"
