@@ -21,7 +21,9 @@ def test_sqlite_is_for_one_host(tmp_path: Path) -> None:
 
 
 def test_files_must_lie_where_all_find_them(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"reelwright worker needs REELWRIGHT_STORAGE_URL.*file:///folder"):
+    with pytest.raises(
+        SettingsError, match=r"reelwright worker needs REELWRIGHT_STORAGE_URL.*file:///folder"
+    ):
         work(Settings(data_dir=tmp_path / "data", database_url=URL))
     with pytest.raises(SettingsError, match="REELWRIGHT_LOCAL_WORKER=false needs REELWRIGHT_STORAGE_URL"):
         serve(Settings(data_dir=tmp_path / "data", database_url=URL, local_worker=False))
