@@ -258,11 +258,15 @@ class Settings(BaseSettings):
     def _postgresql_url(cls, url: SecretStr | None) -> SecretStr | None:
         if url is None:
             return None
-        if not url.get_secret_value().startswith(("postgresql://", "postgres://")):
+        text = url.get_secret_value()
+        if not text.startswith(("postgresql://", "postgres://")):
             raise ValueError(
                 "is not of the form postgresql://user:password@host:port/name; without it the jobs are kept "
                 "in an SQLite file of the data folder"
             )
+        # PostgreSQL's own message about a part that it cannot read would show the part, a password maybe.
+        if not re.fullmatch(r"\w+://((%[0-9A-Fa-f]{2}|[^%/@?#\s])*@)?[^@\s]*", text):
+            raise ValueError("user and password must be percent-encoded: %25 for %, %40 for @, %2F for /")
         return url
 
     @field_validator("device")

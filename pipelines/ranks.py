@@ -275,7 +275,7 @@ class Ranks:
         rank = ranks[pipe]
         try:
             answer = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset: it died with messages unread
             del ranks[pipe]
             if not self._is_closing and self._loss is None:
                 self._lost.set()

@@ -11,7 +11,7 @@ from server import logs
 from server.claims import ClaimTable
 from server.database import Database
 from server.jobs import JobTable
-from server.workers import WorkerTable
+from server.workers import LOST_AFTER_SECONDS, WorkerTable
 
 EXPIRY_SECONDS = 1.0
 REAP_SECONDS = 5.0
@@ -37,14 +37,22 @@ class Housekeeping:
         self._reaps = database.is_remote
         self._expire_at = 0.0
         self._reap_at = 0.0
+        self._ran_at = float("-inf")
         self._log = logs.get_logger()
 
     def run(self) -> None:
-        """Do what is due. Raises DatabaseError."""
+        """Do what is due. Raises DatabaseError.
+
+        After a gap, a start or an outage of the database, nobody is lost at once: the heartbeats of others
+        may be old for the same reason.
+        """
+        if time.monotonic() > self._ran_at + REAP_SECONDS:
+            self._reap_at = time.monotonic() + LOST_AFTER_SECONDS
         if time.monotonic() >= self._expire_at:
             self.expire()
         if self._reaps and time.monotonic() >= self._reap_at:
             self._reap()
+        self._ran_at = time.monotonic()
 
     def expire(self) -> None:
         """Remove the jobs that have expired, and their files."""

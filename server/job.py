@@ -129,4 +129,5 @@ def shape_key(parameters: JobParameters) -> str:
     """Jobs with the same key take the same time per denoise step."""
     doubled = parameters.guidance_scale > 1.0
     grid = f"{parameters.width}x{parameters.height}x{parameters.num_frames}"
-    return f"{parameters.model} {grid} guided={doubled} {parameters.attention.model_dump_json()}"
+    cache = "" if parameters.step_cache == "off" else f" cache={parameters.step_cache}"
+    return f"{parameters.model} {grid} guided={doubled} {parameters.attention.model_dump_json()}{cache}"

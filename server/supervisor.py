@@ -52,6 +52,8 @@ from server.workers import LOCAL_SLOT, WorkerTable
 POLL_SECONDS = 1.0
 LOAD_TRIES = 3
 LONGEST_BACKOFF_SECONDS = 60.0
+# No other worker was up for so long: longer than a restart takes.
+ALONE_SECONDS = 60.0
 DATABASE_ERROR_EXIT = 75  # EX_TEMPFAIL of sysexits.h
 # Imports and weight readers may hold Python's lock for long on a slow disk, so signs of life are late.
 LOAD_SILENCE_SECONDS = 600.0
@@ -113,6 +115,7 @@ class Supervisor:
         self._is_shared = database.is_remote
         self._slot_name = start.slot
         self._may_have_strays = False
+        self._alone_since: float | None = None
         self._inbox: deque[JobMessage | StorageMessage | WorkerDied] = deque()
         self._model = start.preset.name
         self._worker_start = WorkerStart(settings, start.preset, start.lock)
@@ -227,7 +230,7 @@ class Supervisor:
             self._bury(self._worker, "killed because the job did not stop in time", stuck)
             self._read_inbox()
         if self._load_error is not None:
-            if not self._others_may_run():
+            if self._is_alone():
                 self._fail_queue(self._load_error)
         elif self._worker is not None and self._takes_jobs():
             self._feed(self._worker)
@@ -270,13 +273,28 @@ class Supervisor:
             if following is None or following.losses:  # a job that lost a worker shares the next with none
                 return
         job = self._claims.claim(self._model)
-        if job is not None:
-            self._has_named_next = False
-            self._slot.start(job, worker)
+        if job is None:
+            return
+        if job.losses and not self._slot.is_empty:  # another worker was quicker with the one that was seen
+            self._claims.requeue(Claim(job.id, job.attempt))
+            return
+        self._has_named_next = False
+        self._slot.start(job, worker)
+
+    def _is_alone(self) -> bool:
+        """Whether no other worker may run the jobs; that must last, since others are restarted too."""
+        if not self._is_shared:
+            return True
+        now = time.monotonic()
+        if self._others_may_run():
+            self._alone_since = None
+            return False
+        self._alone_since = now if self._alone_since is None else self._alone_since
+        return now >= self._alone_since + ALONE_SECONDS
 
     def _others_may_run(self) -> bool:
         """Whether jobs may wait for another worker, though the model does not load here."""
-        return self._is_shared and any(
+        return any(
             worker.is_alive and worker.state in {"loading", "restarting", "ready"}
             for worker in self._workers.all()
             if (worker.model, worker.gpus) == (self._model, self._gpus) and worker.name != self._slot_name
@@ -326,7 +344,7 @@ class Supervisor:
             case Alive(memory_in_use_bytes):
                 self._reporter.uses(memory_in_use_bytes)
             case ModelLoaded():
-                self._load_error = None
+                self._load_error = self._alone_since = None
                 self._log.info("model_loaded", model=self._model, seconds=round(message.seconds, 3))
                 self._reporter.loaded(message)
             case ModelLoadFailed():

@@ -29,6 +29,13 @@ from server.database.procrastinate_queue import QUEUE_CHANNEL, ProcrastinateQueu
 from server.database.statements import Statement, migration_scripts
 
 BUSY_SECONDS = 10.0
+# A server that has become a standby, and a session that it ended, are as good as away.
+PASSING = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
 WAIT_SECONDS = 5.0  # for a connection; then the server counts as away
 MOST_CONNECTIONS = 10
 CHANGES_CHANNEL = "reelwright_changes"
@@ -198,5 +205,5 @@ def _errors() -> Iterator[None]:
 
 def _translated(error: BaseException) -> DatabaseError:
     message = " ".join(str(error).split())
-    is_passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    is_passing = isinstance(error, PASSING)
     return DatabaseUnavailableError(message) if is_passing else DatabaseError(message)

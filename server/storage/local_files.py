@@ -3,7 +3,7 @@
 Knows: that a rename and two syncs publish a file. Does not know: other hosts.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from configs.job import JobPaths, JobResult
 from server import logs
@@ -19,9 +19,11 @@ class LocalJobFiles:
 
     is_full = False
 
-    def __init__(self, folder: DataFolder, jobs: JobTable) -> None:
+    def __init__(self, folder: DataFolder, jobs: JobTable, *, is_shared: bool = False) -> None:
+        """``is_shared``: the jobs are in a database elsewhere, which may be the wrong one."""
         self._folder = folder
         self._jobs = jobs
+        self._is_shared = is_shared
 
     def prepare(self, job: Job) -> JobPaths | None:
         return self._folder.prepare(job.id, job.attempt)
@@ -53,6 +55,10 @@ class LocalJobFiles:
         self._folder.remove(job_id)
 
     def tidy(self, kept: Collection[Claim]) -> None:
+        found = self._folder.job_ids() if self._is_shared else []
+        if found and not knows_any(self._jobs, found):
+            logs.get_logger().warning("tidy_refused", message="no file belongs to a job of this database")
+            return
         waiting = {job_id for model in self._jobs.counts() for job_id in self._jobs.queue(model)}
         for path in self._folder.remove_unknown(self._jobs.completed_attempts(), waiting):
             logs.get_logger().info("file_removed", path=str(path))
@@ -65,3 +71,8 @@ class LocalJobFiles:
 
     def close(self) -> None:
         return
+
+
+def knows_any(jobs: JobTable, job_ids: Iterable[str]) -> bool:
+    """Whether any of these jobs is in this database; if not, it may be the wrong one."""
+    return any(jobs.find(job_id) is not None for job_id in job_ids)

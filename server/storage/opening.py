@@ -50,7 +50,7 @@ def open_store(settings: Settings, folder: DataFolder) -> VideoStore:
 def open_job_files(settings: Settings, folder: DataFolder, jobs: JobTable) -> JobFiles:
     """A supervisor's files; with an object store, ``folder`` is its scratch folder. Raises SettingsError."""
     if settings.storage_url is None:
-        return LocalJobFiles(folder, jobs)
+        return LocalJobFiles(folder, jobs, is_shared=settings.database_url is not None)
     store = open_objects(settings.storage_url, settings.storage_presigned_seconds)
     from server.storage.object_files import ObjectJobFiles  # needs the extra
 

@@ -6,7 +6,7 @@ object goes only when it is older than a grace time and its job, looked up just 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from server.files import DataFolder
 from server.job import Job
 from server.jobs import JobTable
 from server.storage.keys import FOLDER, RESULT_KINDS, ObjectKey
+from server.storage.local_files import knows_any
 from server.storage.objects import ObjectVideoStore
 from server.storage.outbox import record_of
 
@@ -44,7 +45,7 @@ async def sweep_objects(store: ObjectVideoStore, jobs: JobTable, grace_seconds: 
         key = ObjectKey.parse(entry.name)
         if key is not None:
             found[key.job_id] += [key] if entry.modified_at <= youngest else []
-    if found and not await asyncio.to_thread(_knows_any, jobs, found):
+    if found and not await asyncio.to_thread(knows_any, jobs, found):
         logs.get_logger().warning("sweep_refused", message="no object belongs to a job of this database")
         return []
     removed = []
@@ -67,10 +68,6 @@ def _made_before_the_store(folder: DataFolder, job: Job | None) -> set[Path]:
     return {video, folder.thumbnail(job.id, job.attempt), folder.spritesheet(job.id, job.attempt)}
 
 
-def _knows_any(jobs: JobTable, job_ids: Iterable[str]) -> bool:
-    return any(jobs.find(job_id) is not None for job_id in job_ids)
-
-
 def sweep_scratch(folder: DataFolder, held: Collection[str], jobs: JobTable) -> list[str]:
     """Remove the scratch files of jobs that have ended elsewhere; those of jobs in ``held`` are still in use.
 
@@ -89,7 +86,10 @@ def tidy_scratch(folder: DataFolder, kept: Collection[Claim], jobs: JobTable) ->
 
     A completed job's files stay if this was no scratch folder when they were made. Nobody may write there.
     """
-    for job_id in folder.job_ids():
+    if (job_ids := folder.job_ids()) and not knows_any(jobs, job_ids):
+        logs.get_logger().warning("tidy_refused", message="no file belongs to a job of this database")
+        return
+    for job_id in job_ids:
         job = jobs.find(job_id)
         attempts = {claim.attempt for claim in kept if claim.job_id == job_id}
         goes_on = job is not None and not job.is_final

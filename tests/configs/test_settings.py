@@ -99,6 +99,15 @@ def test_a_postgresql_url_is_taken(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["postgresql://u:secret%zz@h/db", "postgres://u:sec@secret@h", "postgresql://u:a/secret@h/db"]
+)
+def test_a_password_that_is_not_encoded_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(SettingsError, match="must be percent-encoded: %25 for %") as refused:
+        load_settings({"database_url": url})
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     "url",
     ["mysql://user:secret@host/name", "user:secret@host/name", "host=h password=secret", "postgresql:secret"],
 )

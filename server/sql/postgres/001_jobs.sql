@@ -43,6 +43,7 @@ CREATE TABLE jobs (
 );
 
 CREATE INDEX jobs_by_status ON jobs (status, model, priority DESC, id);
+CREATE INDEX jobs_by_completion ON jobs (model, id DESC) WHERE status = 'completed';
 CREATE INDEX jobs_by_owner ON jobs (owner, id);
 CREATE INDEX jobs_by_expiry ON jobs (expires_at) WHERE expires_at IS NOT NULL;
 

@@ -127,7 +127,10 @@ def test_models_ready_and_webhooks(cluster: Cluster) -> None:
     for worker in workers:
         worker.kill()
     lost = str(first.submit(prompt="denoise finish")["id"])
-    assert second.wait_for_job(lost)["error"]["code"] == "model_load_failed"  # nobody else is left
+    second.wait_for(
+        lambda: second.job(lost)["status"] == "failed", seconds=300
+    )  # nobody else is left, for long
+    assert second.job(lost)["error"]["code"] == "model_load_failed"
 
 
 def test_the_database_is_killed_in_the_middle_of_jobs(cluster: Cluster, postgres: PostgresServer) -> None:

@@ -1,6 +1,7 @@
 """What a sweep of the store removes, and what it leaves."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from server.files import DataFolder
 from server.job import JobError
 from server.jobs import JobTable
 from server.storage.keys import ENDINGS
+from server.storage.local_files import LocalJobFiles
 from server.storage.outbox import write_record
 from server.storage.sweep import sweep_objects, sweep_scratch, tidy_scratch
 from tests.server.samples import UNKNOWN_ID, new_job, result
@@ -127,3 +129,20 @@ def test_videos_that_were_made_without_a_store_stay(
     assert folder.job_ids() == [before.job_id]
     left = {path.name for path in folder.entries(before.job_id)}
     assert left == {"1.mp4", "1.thumbnail.jpg", "1.spritesheet.jpg"}
+
+
+def test_a_folder_of_another_databases_jobs_is_left_alone(
+    jobs: JobTable, claims: ClaimTable, tmp_path: Path
+) -> None:
+    folder = DataFolder(tmp_path)
+    folder.create()
+    stranger = folder.prepare(UNKNOWN_ID, 1).video
+    stranger.write_bytes(b"1")
+    files = LocalJobFiles(folder, jobs, is_shared=True)
+    tidy_scratch(folder, [], jobs)
+    files.tidy([])
+    assert stranger.exists()
+    known = claimed(jobs, claims)
+    folder.prepare(known.job_id, 1)
+    files.tidy([])
+    assert not stranger.exists()
