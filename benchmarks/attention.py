@@ -228,8 +228,8 @@ def main() -> None:
         rows = [measure(shape, rounds=arguments.rounds) for shape in SHAPES]
         rows.append(measure(FP8_SHAPE, "fp8", arguments.rounds))
         print(table(rows))
-        _refuse([row.shape for row in rows if not row.error <= row.most_error])
         _write(arguments.json, rows)
+        _refuse([row.shape for row in rows if not row.error <= row.most_error])
 
 
 def _refuse(worse: list[Shape]) -> None:

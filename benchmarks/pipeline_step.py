@@ -23,12 +23,13 @@ from benchmarks.pipeline_records import Facts, Request, Round
 from benchmarks.random_models import fingerprint, random_module, weight_bytes
 from benchmarks.variants import Variant
 from pipelines.compiling import RepeatedBlocks
-from pipelines.feed_forward import sliced_feed_forward
+from pipelines.feed_forward import SlicedFeedForward, sliced_feed_forward
 from pipelines.fp8 import require_fp8, to_fp8
 from pipelines.memory import peak_meter
 
 OUTPUT_VALUES = 4096
 TIMESTEP = 500
+_FOR_GOOD = contextlib.ExitStack()  # the process is for one variant
 
 
 class StepBench:
@@ -143,7 +144,9 @@ def compute_as(transformer: Any, request: Request) -> str:
         RepeatedBlocks(blocks, torch.device(request.device), "on")
         done.append("compiled")
     if "chunks" in switches:
-        sliced_feed_forward([transformer], request.chunks).__enter__()  # for good: the process is for this
+        _FOR_GOOD.enter_context(sliced_feed_forward([transformer], request.chunks))
+        if not any(isinstance(module, SlicedFeedForward) for module in transformer.modules()):
+            raise RuntimeError("the feed-forward is whole")
         done.append(f"feed-forward in {request.chunks}")
     return ", ".join(done)
 

@@ -105,6 +105,8 @@ def _load(start: FollowerStart, answers: _Answers) -> LoadedPipeline | None:
     try:
         if start.device == "cpu":
             torch.set_num_threads(max(1, torch.get_num_threads() // start.size))
+        else:
+            torch.cuda.set_device(start.device)  # pinned memory makes a context on the current one
         loaded = load_pipeline(
             start.preset,
             device=start.device,

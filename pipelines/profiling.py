@@ -162,7 +162,7 @@ def entries(events: Any, *, on_gpu: bool) -> list[Entry]:
             if (kind := _kind_of_operator(event)) is not None
         }
         for event in events:
-            if event.device_type == DeviceType.CUDA:
+            if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
                 add(event.name, kinds.get(event.name) or _kind_of_kernel(event.name), event.device_time_total)
     else:
         for event in events:

@@ -188,7 +188,8 @@ def _round_kernel(
         mask = (token >= 0)[:, None] & (columns < HEAD_DIM)[None, :]
         x = tl.load(at + columns[None, :], mask=mask, other=0.0).to(tl.float32)
         x = x / tl.load(v_scale + batch_head * COLUMNS + columns)[None, :]
-        x = tl.minimum(tl.maximum(x, -_E4M3_MOST), _E4M3_MOST, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, -_E4M3_MOST, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, _E4M3_MOST, propagate_nan=tl.PropagateNan.ALL)
         # 16 times something, so that the compiler knows that stores are aligned.
         at = (batch_head * COLUMNS + columns)[:, None] * (width_16 * 16) + rows[None, :]
         tl.store(v_out + at, tl.trans(to_e4m3(x, INTERPRETED)), mask=(rows < width_16 * 16)[None, :])

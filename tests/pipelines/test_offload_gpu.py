@@ -28,6 +28,7 @@ from tests.tiny_wan import tiny_preset
 pytestmark = pytest.mark.gpu
 
 MIB = 2**20
+CUBLAS_BYTES = 64 * MIB  # work space that cuBLAS keeps on a Hopper, 32 MiB for each of two threads
 DEVICE = torch.device("cuda", 0)
 # 8,640 tokens: two slices of the feed-forward.
 CLIP = {"size": "384x640", "num_frames": 33, "num_inference_steps": 3, "guidance_scale": 2.0, "seed": 3}
@@ -109,8 +110,8 @@ def test_lower_levels_take_less_and_rest_with_nothing(loaded: LoadedPipeline, tm
     assert denoise[2] < denoise[1] + 16 * MIB
     assert denoise[3] < denoise[2] - 0.4 * loaded.memory.transformers[0].blocks
     assert idle[0] - idle[1] == pytest.approx(loaded.memory.text_encoder.total, rel=0.05)
-    assert idle[2] < 16 * MIB
-    assert idle[3] < 16 * MIB
+    assert idle[2] < CUBLAS_BYTES + 16 * MIB
+    assert idle[3] < CUBLAS_BYTES + 16 * MIB
     loaded.placement.set_level("none")
 
 
@@ -182,6 +183,7 @@ def test_a_cancel_in_a_streamed_pass_frees_everything(loaded: LoadedPipeline, tm
 
 def test_copies_overlap_with_the_computation() -> None:
     """Blocks that take longer to compute than to come: streamed costs little more than resident."""
+    before = torch.cuda.memory_allocated(0)
     blocks = torch.nn.ModuleList(torch.nn.Linear(4096, 4096, bias=False) for _ in range(12))
     model = torch.nn.Sequential(*blocks).to(DEVICE, torch.bfloat16).eval()
     x = torch.randn(262_144, 4096, device=DEVICE, dtype=torch.bfloat16)
@@ -204,10 +206,10 @@ def test_copies_overlap_with_the_computation() -> None:
     network.leave()
     with network.streamed():
         streamed = seconds()
-        peak = torch.cuda.memory_allocated(0) - 3 * x.nbytes
+        left = torch.cuda.memory_allocated(0) - before - 3 * x.nbytes
     print(f"resident {resident:.3f} s, streamed {streamed:.3f} s")
     assert torch.equal(expected, first)
-    assert peak < 5 * 4096 * 4096 * 2
+    assert left < 5 * 4096 * 4096 * 2 + CUBLAS_BYTES
 
 
 @pytest.mark.parametrize("chunks", [2, 4, 8])
