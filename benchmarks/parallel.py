@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,11 @@ def on_rank(rank: int, size: int, meeting: str, setting: Setting, pipe: "Connect
 
 
 def run(size: int, setting: Setting) -> Measured:
-    """Start so many processes; the slowest one's seconds, the largest number of bytes."""
+    """Start so many processes; the slowest one's seconds, the largest number of bytes.
+
+    Raises:
+        RuntimeError: one ended without a result; the others, which wait for it, are ended too.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(size):
@@ -182,9 +186,15 @@ def run(size: int, setting: Setting) -> Measured:
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        found: list[Measured] = [pipe.recv() for pipe in pipes]
-        for process in processes:
-            process.join()
+        try:
+            found = _one_of_each(pipes)
+        except EOFError:
+            for process in processes:
+                process.kill()
+            raise RuntimeError(f"one of {size} ranks failed: its error is above") from None
+        finally:
+            for process in processes:
+                process.join()
     return replace(
         found[0],
         sparse_seconds=max(each.sparse_seconds for each in found),
@@ -193,6 +203,17 @@ def run(size: int, setting: Setting) -> Measured:
         dense_call_bytes=max(each.dense_call_bytes for each in found),
         peak_bytes=max(each.peak_bytes for each in found),
     )
+
+
+def _one_of_each(pipes: "Sequence[Connection[None, Measured]]") -> list[Measured]:
+    """By rank. Raises EOFError as soon as one has ended without a result."""
+    found: dict[int, Measured] = {}
+    while len(found) < len(pipes):
+        waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in found}
+        for pipe in wait(list(waiting)):
+            assert isinstance(pipe, Connection)
+            found[waiting[pipe]] = pipe.recv()
+    return [found[rank] for rank in range(len(pipes))]
 
 
 def efficiency(alone: float, together: float, ranks: int) -> float:
