@@ -24,6 +24,7 @@ _LEAST_V_PEAK = tl.constexpr(1e-30)
 _INT8_MOST = tl.constexpr(INT8_MOST)
 _E4M3_MOST = tl.constexpr(E4M3_MOST)
 _INF = tl.constexpr(float("inf"))
+_LOADS = tl.constexpr(8)  # in one step of the first pass
 # 1.5 * 2**23: float32 about it are whole numbers, whose lowest byte is that of what was added.
 _WHOLE_NUMBERS = tl.constexpr(12582912.0)
 
@@ -77,7 +78,7 @@ class Quantized:
 def _rows_of(
     source, row, rows_end, stride_row, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """float32 [ROWS, COLUMNS]; zero beyond the tensor."""
+    """float32 [ROWS, COLUMNS], zero beyond the tensor; not to be read again."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     mask = (row + rows < rows_end)[:, None] & (columns < HEAD_DIM)[None, :]
@@ -86,14 +87,14 @@ def _rows_of(
         + tl.cast(row, tl.int64) * stride_row
         + (rows.to(tl.int64)[:, None] * stride_row + columns[None, :])
     )
-    return tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
 
 
 @triton.jit
 def _whole_rows_of(
     source, row, stride_row, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """The same where all rows are there."""
+    """The same where all rows are there, which will be read again."""
     columns = tl.arange(0, COLUMNS)
     at = source + tl.cast(row, tl.int64) * stride_row
     at = at + (tl.arange(0, ROWS).to(tl.int64)[:, None] * stride_row + columns[None, :])
@@ -273,7 +274,15 @@ def _peaks_kernel(
             k += batch * k_stride_batch + head * k_stride_head
             k_peaks += batch_head * chunks * 3 * COLUMNS
             _peaks_of_keys(
-                k, k_peaks + chunk * 3 * COLUMNS, begin, end, k_stride_row, HEAD_DIM, COLUMNS, LOAD_ROWS, 4
+                k,
+                k_peaks + chunk * 3 * COLUMNS,
+                begin,
+                end,
+                k_stride_row,
+                HEAD_DIM,
+                COLUMNS,
+                LOAD_ROWS,
+                _LOADS,
             )
             if _is_last(arrived + item, chunks):
                 _scale_of_keys(
@@ -284,7 +293,7 @@ def _peaks_kernel(
             v += batch * v_stride_batch + head * v_stride_head
             v_peaks += batch_head * chunks * COLUMNS
             _peaks_of_values(
-                v, v_peaks + chunk * COLUMNS, begin, end, v_stride_row, HEAD_DIM, COLUMNS, LOAD_ROWS, 4
+                v, v_peaks + chunk * COLUMNS, begin, end, v_stride_row, HEAD_DIM, COLUMNS, LOAD_ROWS, _LOADS
             )
             if _is_last(arrived + item, chunks):
                 v_scale += batch_head * COLUMNS
@@ -330,7 +339,7 @@ def _round_values(
         token = tl.where(token < tokens, token, source)
         mask = (token >= 0)[:, None] & (columns < HEAD_DIM)[None, :]
         at = v + token.to(tl.int64)[:, None] * stride_row + columns[None, :]
-        x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
         # The largest value may come out a hair above 448, which rounds to 448.
         x = to_e4m3(x * factor[None, :], INTERPRETED)
         x = tl.reshape(tl.permute(tl.reshape(x, [EACH, LOAD_ROWS, COLUMNS]), (1, 0, 2)), [ROWS, COLUMNS])
