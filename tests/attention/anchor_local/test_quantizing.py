@@ -70,7 +70,7 @@ def test_constant_tensors_have_finite_scales(value: float) -> None:
     torch.testing.assert_close(found.v.float()[0, 0, 0, :20] * found.v_scale[0, 0, 0], x[0, :, 0, 0])
 
 
-# The whole config too, and each other number of steps and warps than those of few tokens.
+# The one of many tokens, and others; the default of so few tokens is the one they are held against.
 @pytest.mark.parametrize(
     "config",
     [QuantizingConfig(512, 128, 1, 8), QuantizingConfig(64, 32, 3, 4), QuantizingConfig(128, 64, 2, 8)],
