@@ -13,9 +13,10 @@ from server import observations
 from server.clip_cost import attended_share, transformer_passes
 from server.database import Connection, Database, Row, Values, read_statements
 from server.ending import expires_at, record_end
+from server.identity import last_away
 from server.job import Job, JobError
 from server.observations import observe, set_gauge
-from server.workers import LOCAL_SLOT, LOST_AFTER_SECONDS
+from server.workers import HEARTBEAT_SECONDS, LOCAL_SLOT, LOST_AFTER_SECONDS
 
 _SQL = read_statements("jobs.sql")
 
@@ -61,7 +62,7 @@ class ClaimTable:
     def peek(self, model: str) -> Job | None:
         """The job that ``claim`` would take now; nothing is taken, and another one may be taken later."""
         with self._database.read() as connection:
-            row = connection.one(_SQL["peek"], {"model": model})
+            row = connection.one(_SQL["peek"], {"model": model, "gpus": self._database.gpus})
         return Job.from_row(row) if row else None
 
     def held(self, claim: Claim) -> Job:
@@ -75,14 +76,23 @@ class ClaimTable:
             _fenced(connection, "enter_stage", claim, stage=stage, progress=progress)
 
     def finish_stage(self, claim: Claim, stage: Stage, seconds: float) -> None:
-        """A stage ended: only its duration is recorded. Raises ClaimLostError."""
+        """A stage ended: only its duration is recorded, once. Raises ClaimLostError."""
         with self._database.write() as connection:
             row = _fenced(connection, "held", claim)
+            if row["finished_stage"] == stage:  # the answer to the commit had got lost
+                return
+            _fenced(connection, "finish_stage", claim, stage=stage)
             observe(connection, observations.STAGE_DURATION, seconds, row["model"], stage)
 
     def finish_step(self, claim: Claim, step: int, seconds: float, progress: int) -> Job:
-        """A denoise step ended. Returns the job, for its cancel flag. Raises ClaimLostError."""
+        """A denoise step ended; told twice, it counts once. Returns the job, for its cancel flag.
+
+        Raises ClaimLostError.
+        """
         with self._database.write() as connection:
+            known = _fenced(connection, "held", claim)
+            if known["step"] >= step:  # the answer to the commit had got lost
+                return Job.from_row(known)
             row = _fenced(connection, "finish_step", claim, step=step, seconds=seconds, progress=progress)
             job = Job.from_row(row)
             backend = job.parameters.attention.backend
@@ -128,6 +138,8 @@ class ClaimTable:
     def reap(self, lost_after_seconds: float = LOST_AFTER_SECONDS) -> list[Claim]:
         """Lose the claims of every worker that gave no sign of life for so long, by the database's clock.
 
+        One that fell silent while the database was away may have been drained, and could not say so: its jobs
+        are queued again without a loss.
         Several reapers may run at once: each claim is lost by one of them, and not at all if its worker came
         back meanwhile. Returns those that this call has lost.
         """
@@ -140,9 +152,11 @@ class ClaimTable:
 
     def _reap(self, claim: Claim, lost_after_seconds: float) -> bool:
         with suppress(ClaimLostError), self._held_row(claim) as connection:
-            if claim in _lost(connection, lost_after_seconds, claim.job_id):
+            last_sign = _lost(connection, lost_after_seconds, claim.job_id)
+            if claim in last_sign:
                 reason = f"its supervisor gave no sign of life for {lost_after_seconds:g} seconds"
-                self._give_back(connection, claim, loss=1, reason=reason)
+                loss = 0 if _fell_silent_with(connection, last_sign[claim]) else 1
+                self._give_back(connection, claim, loss=loss, reason=reason)
                 return True
         return False
 
@@ -162,7 +176,7 @@ class ClaimTable:
             self._end(connection, "fail", claim, error=JobError("worker_lost", message, True).to_json())
         else:
             _fenced(connection, "requeue", claim, loss=loss)
-            connection.queue.put_back(claim.job_id, row["model"], row["priority"])
+            connection.queue.put_back(claim.job_id, row["model"], row["priority"], row["gpus"])
 
     def _end(self, connection: Connection, statement: str, claim: Claim, **values: str) -> Job:
         now = connection.now()
@@ -183,9 +197,19 @@ def _fenced(connection: Connection, statement: str, claim: Claim, **values: str 
     return row
 
 
-def _lost(connection: Connection, lost_after_seconds: float, job_id: str | None) -> list[Claim]:
+def _lost(connection: Connection, lost_after_seconds: float, job_id: str | None) -> dict[Claim, float | None]:
+    """By claim, when its worker last gave a sign of life; None: its row is gone."""
     values = {"since": connection.now() - lost_after_seconds, "id": job_id}
-    return [Claim(row["id"], row["attempt"]) for row in connection.all(_SQL["lost"], values)]
+    rows = connection.all(_SQL["lost"], values)
+    return {Claim(row["id"], row["attempt"]): row["heartbeat_at"] for row in rows}
+
+
+def _fell_silent_with(connection: Connection, last_sign_at: float | None) -> bool:
+    """Whether the worker was there when the database's last outage began, and not at its end."""
+    away = last_away(connection)
+    if away is None or last_sign_at is None:
+        return False
+    return away.start - 2 * HEARTBEAT_SECONDS <= last_sign_at < away.end
 
 
 def _observe_result(connection: Connection, job: Job, result: JobResult) -> None:

@@ -6,7 +6,7 @@ anything that was not measured or scaled from a measurement; then it says None.
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 from typing import Literal
@@ -16,10 +16,8 @@ from configs.model_preset import ModelPreset
 from server.capacity import Capacity
 from server.clip_cost import ClipCost, clip_cost
 from server.job import Job, shape_key
-from server.jobs import JobTable, MeasuredShape, QueuePlace
+from server.jobs import JobTable, MeasuredShape
 
-RETRY_SECONDS_WITHOUT_HISTORY = 30
-LONGEST_RETRY_SECONDS = 3600
 _AFTER_DENOISE = frozenset({"vae_decode", "encode_mp4", "store"})
 
 
@@ -78,48 +76,6 @@ def remaining_seconds(jobs: JobTable, job: Job) -> float | None:
         return denoise + timing.other_seconds
     elapsed = max(0.0, time.time() - job.started_at - job.denoise_seconds)
     return max(0.0, timing.other_seconds - elapsed)
-
-
-def eta_seconds(jobs: JobTable, job: Job, place: QueuePlace | None, running: Iterable[Job]) -> float | None:
-    """Seconds until a job ends: a running one by itself, a queued one after all that is before it."""
-    if job.status == "in_progress":
-        return remaining_seconds(jobs, job)
-    if place is None or place.seconds is None:
-        return None
-    before = [remaining_seconds(jobs, other) for other in running if other.model == job.model]
-    known = [seconds for seconds in before if seconds is not None]
-    return place.seconds + sum(known) if len(known) == len(before) else None
-
-
-def seconds_until_start(jobs: JobTable, model: str, place: QueuePlace) -> float | None:
-    """Seconds until a job that is not queued yet would start: all that is before it, and what runs now."""
-    running = [remaining_seconds(jobs, job) for job in jobs.running() if job.model == model]
-    known = [seconds for seconds in running if seconds is not None]
-    if place.seconds is None or len(known) < len(running):
-        return None
-    return place.seconds + sum(known)
-
-
-def retry_after_full_queue(jobs: JobTable, model: str) -> int:
-    """Whole seconds until a running job of the model is likely to end: then one leaves the queue."""
-    return _whole_seconds(remaining_seconds(jobs, job) for job in jobs.running() if job.model == model)
-
-
-def retry_after_quota(jobs: JobTable, owner: str) -> int:
-    """Whole seconds until the first of the owner's jobs is likely to end."""
-    waiting, running = jobs.unfinished(owner), jobs.running()
-    places = {
-        job_id: place
-        for model in {job.model for job in waiting}
-        for job_id, place in jobs.queue(model).items()
-    }
-    return _whole_seconds(eta_seconds(jobs, job, places.get(job.id), running) for job in waiting)
-
-
-def _whole_seconds(candidates: Iterable[float | None]) -> int:
-    known = [seconds for seconds in candidates if seconds is not None]
-    soonest = min(known) if known else RETRY_SECONDS_WITHOUT_HISTORY
-    return min(LONGEST_RETRY_SECONDS, max(1, math.ceil(soonest)))
 
 
 def _steps_left(job: Job) -> int:

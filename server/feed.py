@@ -10,6 +10,7 @@ from server.database import Database, DatabaseError
 from server.looking import look
 
 POLL_SECONDS = 0.1
+AWAY_SECONDS = 1.0  # between two tries to watch a database that does not answer
 
 
 class ChangeFeed:
@@ -45,7 +46,7 @@ class ChangeFeed:
             with suppress(DatabaseError):
                 await self._announce_changes()
             self._announce()  # while the database does not answer, streams ask it themselves
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(AWAY_SECONDS)
 
     async def _announce_changes(self) -> None:
         with closing(await look(self._database, self._database.watch)) as watch:

@@ -31,6 +31,7 @@ class DataFolder:
         self.database = self.root / "jobs.sqlite3"
         self.lock = self.root / "lock"
         self.worker_name = self.root / "worker_name"
+        self.drain_note = self.root / "drained.json"
         self.videos = self.root / "videos"
 
     def create(self) -> None:

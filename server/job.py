@@ -55,7 +55,8 @@ class Job:
 
     ``checkpoint_step`` denoise steps need not run again; ``steps_run`` and ``denoise_seconds`` are those of
     this attempt. ``warnings`` are those of the submission; the run's are in its result. ``worker`` is the
-    slot that holds the job, or held it last.
+    slot that holds the job, or held it last. ``gpus`` is what a worker has that takes it; None: any number.
+    ``finished_stage`` is the last one of this attempt whose duration was recorded.
     """
 
     id: str
@@ -92,6 +93,8 @@ class Job:
     steps_run: int
     warnings: tuple[str, ...]
     worker: str | None
+    gpus: int | None
+    finished_stage: Stage | None
 
     @property
     def is_final(self) -> bool:

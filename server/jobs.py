@@ -20,10 +20,25 @@ _SQL = read_statements("jobs.sql")
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """Where a queued job stands: 1 is next. ``seconds`` until its end from an idle worker, if known."""
+    """Where a queued job stands among those for the same workers: 1 is next.
+
+    ``seconds`` is what it will take itself, if known. ``gpus`` is what those workers have; None: any number.
+    """
 
     position: int
     seconds: float | None
+    priority: int = 0
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJobs:
+    """Queued jobs that wait for the same workers, and the age of the oldest."""
+
+    model: str
+    gpus: int | None
+    count: int
+    oldest_age_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +139,17 @@ class JobTable:
             known = _known(connection, values)
             if known is None:
                 self._check_limits(connection, new)
-                return Submission(_insert(connection, values), is_new=True)
-        if known.request_sha256 != new.request_sha256:
-            raise IdempotencyConflictError(known.id)
-        return Submission(known, is_new=False)
+                return Submission(_insert(connection, values | {"gpus": self.gpus}), is_new=True)
+        return Submission(_same_request(known, new.request_sha256), is_new=False)
+
+    def submitted(self, owner: str | None, key: str, request_sha256: str) -> Job | None:
+        """The job that the owner submitted with that idempotency key. Raises IdempotencyConflictError."""
+        with self._database.read() as connection:
+            row = connection.one(_SQL["get_by_idempotency_key"], {"idempotency_key": _stored_key(owner, key)})
+            now = connection.now()
+        if row is None or (row["expires_at"] is not None and row["expires_at"] <= now):
+            return None
+        return _same_request(Job.from_row(row), request_sha256)
 
     def _check_limits(self, connection: Connection, new: NewJob) -> None:
         limits = self._limits
@@ -167,23 +189,30 @@ class JobTable:
     def queue(self, model: str) -> dict[str, QueuePlace]:
         """Place of every queued job of a model, whoever owns it, by job id: higher priority first, then age.
 
+        Jobs for other numbers of GPUs are in each other's way nowhere, and have places of their own.
+
         There is no aging: jobs of a low priority wait as long as higher ones keep coming.
         """
         with self._database.read() as connection:
             rows = connection.all(_SQL["queue"], {"model": model})
         return {
-            row["id"]: QueuePlace(
-                row["position"], row["seconds"] if row["measured"] == row["position"] else None
-            )
+            row["id"]: QueuePlace(row["position"], row["seconds"], row["priority"], row["gpus"])
             for row in rows
         }
 
-    def place_of_next(self, model: str, priority: int) -> QueuePlace:
-        """The place that a new job would get; ``seconds`` until its start from an idle worker, if known."""
+    def waiting(self) -> list[WaitingJobs]:
+        """Queued jobs of every model, by the workers that they wait for."""
         with self._database.read() as connection:
-            row = connection.one(_SQL["ahead"], {"model": model, "priority": priority})
-        assert row is not None
-        return QueuePlace(row["count"] + 1, row["seconds"] if row["measured"] == row["count"] else None)
+            rows, now = connection.all(_SQL["waiting"]), connection.now()
+        return [
+            WaitingJobs(row["model"], row["gpus"], row["count"], max(0.0, now - row["oldest"]))
+            for row in rows
+        ]
+
+    @property
+    def gpus(self) -> int | None:
+        """How many a worker has that takes a job submitted here; None: any worker of the model does."""
+        return self._database.gpus
 
     def running(self, worker: str | None = None) -> list[Job]:
         """Jobs in progress: all, or those that one worker slot holds."""
@@ -302,7 +331,7 @@ def _insert(connection: Connection, values: dict[str, str | float | None]) -> Jo
     row = connection.one(_SQL["insert"], values | {"id": job_id})
     assert row is not None
     job = Job.from_row(row)
-    connection.queue.put(job.id, job.model, job.priority)
+    connection.queue.put(job.id, job.model, job.priority, job.gpus)
     return job
 
 
@@ -313,7 +342,7 @@ def _values(new: NewJob, now: float) -> dict[str, str | float | None]:
         "parameters": new.parameters.model_dump_json(),
         "attention_asked": asked.model_dump_json(exclude_none=True) if asked else None,
         "metadata": json.dumps(new.metadata),
-        "idempotency_key": None if key is None else f"{new.owner or ''}:{key}",
+        "idempotency_key": None if key is None else _stored_key(new.owner, key),
         "request_sha256": new.request_sha256,
         "shape": shape_key(new.parameters),
         "total_steps": new.parameters.num_inference_steps,
@@ -324,6 +353,16 @@ def _values(new: NewJob, now: float) -> dict[str, str | float | None]:
         "warnings": json.dumps(new.warnings),
         "now": now,
     }
+
+
+def _stored_key(owner: str | None, key: str) -> str:
+    return f"{owner or ''}:{key}"
+
+
+def _same_request(known: Job, request_sha256: str) -> Job:
+    if known.request_sha256 != request_sha256:
+        raise IdempotencyConflictError(known.id)
+    return known
 
 
 def _known(connection: Connection, values: dict[str, str | float | None]) -> Job | None:

@@ -18,6 +18,7 @@ from server import observations
 from server.database import Database
 from server.jobs import JobTable, QueueCounts
 from server.observations import read_buckets, read_samples
+from server.staffing import Staff
 from server.version import package_version
 from server.workers import WorkerTable
 
@@ -57,7 +58,15 @@ class JobCollector(Collector):
             running.add_metric([model], found.running)
             age = found.oldest_age_seconds or 0.0
             oldest.add_metric([model], max(0.0, age))  # a clock that was set back makes nothing younger
-        yield from (queued, running, oldest)
+        unserved = GaugeMetricFamily(
+            f"{PREFIX}jobs_unserved", "Queued jobs that no living worker takes.", labels=["model", "gpus"]
+        )
+        staff = Staff(self._workers.all())
+        for waiting in self._jobs.waiting():
+            is_unserved = not staff.of(waiting.model, waiting.gpus)
+            gpus = "any" if waiting.gpus is None else str(waiting.gpus)
+            unserved.add_metric([waiting.model, gpus], waiting.count if is_unserved else 0)
+        yield from (queued, running, oldest, unserved)
 
     def _worker(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(f"{PREFIX}worker_up", "Workers that take jobs.", labels=["model"])

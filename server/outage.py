@@ -27,6 +27,11 @@ class Outage:
         """Whether it may be asked now."""
         return time.monotonic() >= self._retry_at
 
+    @property
+    def seconds_to_retry(self) -> float:
+        """Until it may be asked again; 0: now."""
+        return max(0.0, self._retry_at - time.monotonic())
+
     def failed(self, error: Exception) -> None:
         """It did not answer."""
         if self._began_at is None:

@@ -10,10 +10,11 @@ from configs.model_preset import ModelPreset
 from configs.prompt_length import TokenizerNotFoundError, cut_text, cut_words
 from server.capacity import Capacity, what_is_missing
 from server.clip_cost import clip_cost
-from server.estimates import Estimate, estimate, seconds_until_start
+from server.estimates import Estimate, estimate
 from server.schemas import FittingClip, RerunRequest, VideoEstimate, VideoRequest
 from server.services import Services
 from server.submission import capacity_for, length_warnings, resolve_request
+from server.timetable import Timetable
 
 _GIB = 2**30
 
@@ -26,7 +27,8 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
     room = capacity_for(services, parameters)
     found = estimate(services.jobs, preset, parameters, memory, room)
     cost = clip_cost(parameters, preset)
-    place = services.jobs.place_of_next(parameters.model, request.priority)
+    staff, gpus = services.staff(), services.jobs.gpus
+    table = Timetable(services.jobs, parameters.model, staff)
     frames, fps, steps = parameters.num_frames, parameters.fps, parameters.num_inference_steps
     is_guided = parameters.guidance_scale > 1.0
     is_sparse = parameters.attention.backend != "dense"
@@ -62,11 +64,12 @@ def outlook(services: Services, request: VideoRequest | RerunRequest) -> VideoEs
             FittingClip(size=f"{clip.width}x{clip.height}", num_frames=clip.num_frames)
             for clip in (room.would_fit if room else ())
         ],
-        queue_position=place.position,
-        starts_in_seconds=_rounded(seconds_until_start(services.jobs, parameters.model, place)),
+        queue_position=table.place_of_next(request.priority, gpus),
+        starts_in_seconds=_rounded(table.start_of_next(request.priority, gpus)),
         warnings=[
             *length_warnings(request, parameters),
             *_warnings(services, request, is_guided=is_guided),
+            *filter(None, [staff.waiting_reason(parameters.model, gpus)]),
             *_cut_warnings(preset, texts),
         ],
     )

@@ -5,18 +5,21 @@ Knows: both sides' fields. Does not know: SQL or HTTP.
 
 from collections.abc import Sequence
 
-from server.estimates import eta_seconds
+from server.estimates import remaining_seconds
 from server.job import Job
-from server.jobs import JobTable, QueuePlace
+from server.jobs import JobTable
 from server.schemas import Video, VideoAttention, VideoError, VideoMetrics, VideoProgress
+from server.staffing import Staff
+from server.timetable import Timetable
+from server.workers import WorkerTable
 
 
 class Presenter:
     """Shows jobs together with their place in the queue and their ETA."""
 
-    def __init__(self, jobs: JobTable, model: str) -> None:
+    def __init__(self, jobs: JobTable, workers: WorkerTable) -> None:
         self._jobs = jobs
-        self._model = model
+        self._workers = workers
 
     def video(self, job: Job) -> Video:
         """One job."""
@@ -24,13 +27,15 @@ class Presenter:
 
     def videos(self, jobs: Sequence[Job]) -> list[Video]:
         """Several jobs, reading the queue once."""
-        is_any_queued = any(job.status == "queued" for job in jobs)
-        queue = self._jobs.queue(self._model) if is_any_queued else {}
-        running = self._jobs.running() if is_any_queued else []
-        return [self._video(job, queue.get(job.id), running) for job in jobs]
+        models = {job.model for job in jobs if job.status == "queued"}
+        staff = Staff(self._workers.all() if models else ())
+        tables = {model: Timetable(self._jobs, model, staff) for model in models}
+        return [self._video(job, tables.get(job.model), staff) for job in jobs]
 
-    def _video(self, job: Job, place: QueuePlace | None, running: list[Job]) -> Video:
+    def _video(self, job: Job, table: Timetable | None, staff: Staff) -> Video:
         parameters, result = job.parameters, job.result
+        place = table.places.get(job.id) if table else None
+        is_queued = job.status == "queued"
         return Video(
             id=job.id,
             model=job.model,
@@ -40,7 +45,8 @@ class Presenter:
             step=job.step,
             total_steps=job.total_steps,
             queue_position=place.position if place else None,
-            eta_seconds=_rounded(eta_seconds(self._jobs, job, place, running)),
+            waiting_reason=staff.waiting_reason(job.model, job.gpus) if is_queued else None,
+            eta_seconds=_rounded(self._eta_seconds(job, table)),
             cancel_requested=job.cancel_requested,
             attempt=job.attempt,
             created_at=int(job.created_at),
@@ -84,6 +90,11 @@ class Presenter:
             compute=result.compute if result else None,
             memory=result.memory if result else None,
         )
+
+    def _eta_seconds(self, job: Job, table: Timetable | None) -> float | None:
+        if job.status == "in_progress":
+            return remaining_seconds(self._jobs, job)
+        return table.end_of(job) if table else None
 
 
 def progress_of(video: Video) -> VideoProgress:

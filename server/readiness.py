@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from server.database import DatabaseError
 from server.services import Services
+from server.staffing import shown
 from server.workers import Worker
 
 
@@ -30,6 +31,14 @@ def unready_reason(services: Services) -> str | None:
     if not workers:
         return f"starting: model {model} is not loaded yet"
     return _state_of(workers) or "the supervisor process gives no sign of life"
+
+
+def unserved_jobs(services: Services) -> list[str]:
+    """A line for people about each kind of jobs that wait for workers that nobody has started."""
+    try:
+        return shown(services.staff().unserved(services.jobs.waiting()))
+    except DatabaseError:  # the reason says so
+        return []
 
 
 def _is_out_of_date(worker: Worker, services: Services) -> bool:

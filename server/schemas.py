@@ -160,6 +160,9 @@ class Video(BaseModel):
     step: int
     total_steps: int
     queue_position: int | None
+    waiting_reason: str | None = Field(
+        description="Why no living worker takes a queued job; null: one does, in its turn."
+    )
     eta_seconds: float | None
     cancel_requested: bool
     attempt: int
@@ -334,6 +337,16 @@ class WorkerStats(BaseModel):
     heartbeat_age_seconds: float
 
 
+class QueueStats(BaseModel):
+    """Queued jobs that wait for the same workers."""
+
+    gpus: int | None = Field(description="Of a worker that takes them; null: any number.")
+    queued: int
+    oldest_queued_age_seconds: float
+    workers: int = Field(description="Living ones that take these jobs.")
+    waiting_reason: str | None = Field(description="Why nobody takes them; null: somebody does.")
+
+
 class ModelStats(BaseModel):
     """Measured facts about one model; the last job's, and medians over the newest completed ones."""
 
@@ -343,6 +356,7 @@ class ModelStats(BaseModel):
     queued: int
     running: int
     oldest_queued_age_seconds: float | None
+    queues: list[QueueStats]
     completed_jobs_seen: int
     last_step_seconds: float | None
     median_step_seconds: float | None
@@ -365,3 +379,4 @@ class Health(BaseModel):
 
     status: Literal["ok", "unavailable"]
     reason: str | None = None
+    warnings: list[str] = Field(default=[], description="Jobs that wait for workers that nobody has started.")

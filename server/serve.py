@@ -15,8 +15,8 @@ from configs.settings import Settings
 from server import logs
 from server.app import create_app
 from server.files import DataFolder
-from server.housekeeping import Housekeeping
 from server.http_connection import HttpConnection
+from server.joining import join
 from server.model_choice import check_gpus, choose_model
 from server.remote_workers import RemoteWorkers
 from server.services import Services, build_services
@@ -87,11 +87,12 @@ def serve(settings: Settings) -> None:
     if not database.is_remote:  # this server is the only one: what the tables say of others is of one before
         WorkerTable(database).forget_all()
         WebhookTable(database).release_all()
+    join(settings, database, preset.name, slot)
     supervisor: SupervisorHandle | RemoteWorkers
     if slot is not None:
         supervisor = SupervisorHandle(SupervisorStart(settings, preset, slot.lock, slot.name))
     else:
-        supervisor = RemoteWorkers(Housekeeping(database, store, settings.retention_seconds))
+        supervisor = RemoteWorkers(database, store, settings.retention_seconds)
     services = build_services(settings, preset, attention, database, store, supervisor)
     config = uvicorn.Config(
         create_app(services),

@@ -22,6 +22,7 @@ from server.metrics import JobCollector
 from server.present import Presenter
 from server.remote_workers import RemoteWorkers
 from server.snapshots import Snapshots
+from server.staffing import Staff
 from server.storage.store import VideoStore
 from server.supervisor_handle import SupervisorHandle
 from server.webhook_table import WebhookTable
@@ -62,6 +63,10 @@ class Services:
             return min(ready, key=lambda worker: worker.memory_total_bytes or math.inf)
         return max(found, key=lambda worker: worker.heartbeat_at, default=None)
 
+    def staff(self) -> Staff:
+        """The living workers. Raises DatabaseError."""
+        return Staff(self.workers.all())
+
     def is_for_us(self, worker: Worker) -> bool:
         """Whether it takes the jobs that are put here: it has their model, and as many GPUs."""
         return (worker.model, worker.gpus) == (self.preset.name, self.settings.gpus)
@@ -78,7 +83,8 @@ def build_services(
     """Put the parts together. Nothing is started."""
     limits = QueueLimits(settings.max_queued_jobs, settings.max_jobs_per_key)
     jobs = JobTable(database, limits, settings.retention_seconds)
-    presenter = Presenter(jobs, preset.name)
+    workers = WorkerTable(database)
+    presenter = Presenter(jobs, workers)
     feed = ChangeFeed(database)
     registry = CollectorRegistry()
     registry.register(JobCollector(database, preset.name))
@@ -90,7 +96,7 @@ def build_services(
         database=database,
         supervisor=supervisor,
         jobs=jobs,
-        workers=WorkerTable(database),
+        workers=workers,
         presenter=presenter,
         feed=feed,
         snapshots=Snapshots(database, jobs, presenter, feed),

@@ -48,6 +48,11 @@ class Slot:
         may_share = not any(job.runs_alone for job in self._held)
         return not self.holds_device and len(self._held) < MOST_JOBS and (may_share or self.is_empty)
 
+    @property
+    def claims(self) -> list[Claim]:
+        """The attempts in the worker's hands."""
+        return [job.claim for job in self._held]
+
     def holds(self, claim: Claim) -> bool:
         """Whether it is one of these attempts."""
         return any(job.claim == claim for job in [*self._held, *self._storing])

@@ -3,17 +3,16 @@
 Knows: what must hold before a row is written. Does not know: how the body was sent, or who runs the job.
 """
 
-import hashlib
-
 from configs.job import JobParameters
 from configs.ranks import check_ranks_can_share
 from configs.resolve import RequestError, resolve
 from server.capacity import Capacity, capacity, what_is_missing
 from server.errors import ApiError
-from server.estimates import retry_after_full_queue, retry_after_quota
-from server.job import NewJob
+from server.job import Job, NewJob
 from server.jobs import IdempotencyConflictError, QueueFullError, QuotaExceededError, Submission
+from server.request_identity import request_sha256
 from server.rerun import rerun_parameters
+from server.retry_after import retry_after_full_queue, retry_after_quota
 from server.schemas import RerunRequest, VideoRequest
 from server.services import Services
 
@@ -38,13 +37,16 @@ def submit(
             "the server is stopping; send the request again later",
             headers={"Retry-After": "30"},
         )
+    sha256 = request_sha256(request)
+    if idempotency_key is not None and (known := _submitted(services, owner, idempotency_key, sha256)):
+        return Submission(known, is_new=False)
     parameters = resolve_request(services, request)
     _refuse_without_room(services, parameters)
     new = NewJob(
         parameters,
         attention_asked=request.attention if isinstance(request, VideoRequest) else None,
         metadata=request.metadata,
-        request_sha256=hashlib.sha256(request.model_dump_json().encode()).hexdigest(),
+        request_sha256=sha256,
         idempotency_key=idempotency_key,
         owner=owner,
         priority=request.priority,
@@ -104,18 +106,30 @@ def _check_model(services: Services, model: str | None) -> None:
         raise ApiError(400, "unknown_model", message, param="model")
 
 
+def _submitted(services: Services, owner: str | None, key: str, sha256: str) -> Job | None:
+    """A repeated request's job: what it could become now, after an update maybe, does not matter."""
+    try:
+        return services.jobs.submitted(owner, key, sha256)
+    except IdempotencyConflictError as error:
+        raise _conflict(error) from error
+
+
+def _conflict(error: IdempotencyConflictError) -> ApiError:
+    message = f"this Idempotency-Key was used for another request, which became {error.job_id}"
+    return ApiError(422, "idempotency_conflict", message, param="Idempotency-Key")
+
+
 def _write(services: Services, new: NewJob) -> Submission:
     try:
         return services.jobs.submit(new)
     except IdempotencyConflictError as error:
-        message = f"this Idempotency-Key was used for another request, which became {error.job_id}"
-        raise ApiError(422, "idempotency_conflict", message, param="Idempotency-Key") from error
+        raise _conflict(error) from error
     except QueueFullError as error:
         seconds = retry_after_full_queue(services.jobs, new.parameters.model)
         message = f"the queue is full: {error.limit} jobs wait; try again in {seconds} s"
         raise _too_many("queue_full", message, seconds) from error
     except QuotaExceededError as error:
-        seconds = retry_after_quota(services.jobs, new.owner or "")
+        seconds = retry_after_quota(services.jobs, services.staff(), new.owner or "")
         message = (
             f"{error.limit} jobs of this API key wait or run, and it may have no more; "
             f"try again in {seconds} s"

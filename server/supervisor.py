@@ -6,7 +6,6 @@ measured on the monotonic clock: nothing happens because somebody sets the wall 
 """
 
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -18,8 +17,10 @@ from server import logs
 from server.backoff import Backoff
 from server.claims import Claim, ClaimLostError, ClaimTable
 from server.database import DatabaseUnavailableError, open_database
+from server.drain_note import read_note, remove_note, write_note
 from server.files import DataFolder
 from server.housekeeping import Housekeeping
+from server.inbox import Inbox, WorkerDied
 from server.job import JobError
 from server.jobs import JobTable
 from server.lock import FolderLock
@@ -32,7 +33,6 @@ from server.protocol import (
     Drain,
     EncodeAhead,
     JobFailed,
-    JobMessage,
     JobProgressed,
     JobStopped,
     ModelLoaded,
@@ -42,18 +42,20 @@ from server.protocol import (
 from server.queue_news import QueueNews
 from server.running_job import JobStores, RunningJob
 from server.slot import Slot
-from server.storage.job_files import StorageMessage
 from server.storage.opening import open_job_files
 from server.worker_handle import WorkerHandle
 from server.worker_process import WorkerStart
 from server.worker_reporter import WorkerReporter
-from server.workers import LOCAL_SLOT, WorkerTable
+from server.workers import LOCAL_SLOT, WorkerTable, files_of
 
 POLL_SECONDS = 1.0
 LOAD_TRIES = 3
 LONGEST_BACKOFF_SECONDS = 60.0
 # No other worker was up for so long: longer than a restart takes.
 ALONE_SECONDS = 60.0
+# Longer than a restart of the database takes; whoever stops this process may end the wait at any time.
+HAND_BACK_SECONDS = 300.0
+ORPHAN_SECONDS = 5.0
 DATABASE_ERROR_EXIT = 75  # EX_TEMPFAIL of sysexits.h
 # Imports and weight readers may hold Python's lock for long on a slow disk, so signs of life are late.
 LOAD_SILENCE_SECONDS = 600.0
@@ -88,25 +90,19 @@ def supervise(start: SupervisorStart, api: "Connection[None, ApiMessage]") -> No
             raise SystemExit(DATABASE_ERROR_EXIT) from error
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
-    """After all that the worker has said. ``guilty``: the job because of which it was killed."""
-
-    cause: str
-    guilty: RunningJob | None
-
-
 class Supervisor:
     """One worker slot."""
 
     def __init__(self, start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:
         settings = start.settings
-        folder = DataFolder(settings.data_dir)
+        self._folder = folder = DataFolder(settings.data_dir)
         database = open_database(settings)
         self._jobs = JobTable(database)
-        self._files = open_job_files(settings, folder, self._jobs)
+        self._files = open_job_files(settings, folder, self._jobs, database)
         self._claims = ClaimTable(database, settings.retention_seconds, start.slot)
-        self._reporter = WorkerReporter(database, start.preset.name, start.slot, settings.gpus)
+        self._reporter = WorkerReporter(
+            database, start.preset.name, start.slot, settings.gpus, files_of(settings.storage_url)
+        )
         self._workers = WorkerTable(database)
         self._gpus = settings.gpus
         self._housekeeping = Housekeeping(database, self._files, settings.retention_seconds)
@@ -116,7 +112,7 @@ class Supervisor:
         self._slot_name = start.slot
         self._may_have_strays = False
         self._alone_since: float | None = None
-        self._inbox: deque[JobMessage | StorageMessage | WorkerDied] = deque()
+        self._inbox = Inbox()
         self._model = start.preset.name
         self._worker_start = WorkerStart(settings, start.preset, start.lock)
         self._longest_silence_seconds = settings.worker_timeout_seconds
@@ -147,11 +143,44 @@ class Supervisor:
         finally:
             if self._worker is not None:
                 self._worker.stop()
-        self._read_inbox()
-        self._slot.give_back()
-        self._reporter.stopped()
+        self._hand_back()
         self._news.close()
         self._files.close()
+
+    def _hand_back(self) -> None:
+        """Write down what is left to be said, and queue the jobs again that are not done.
+
+        While a shared database is away this waits for it, so that the end does not look like a host's death.
+        In the meantime, and for good if that is in vain, a note tells the next start of the slot.
+        """
+        patience = ORPHAN_SECONDS if self._api_is_gone else HAND_BACK_SECONDS
+        give_up_at = time.monotonic() + patience
+        while True:
+            try:
+                self._read_inbox()
+                self._return_strays()
+                self._slot.give_back()
+                self._reporter.stopped()
+            except DatabaseUnavailableError as error:
+                self._outage.failed(error)
+                write_note(self._folder, self._slot.claims)
+                if not self._is_shared or not self._waits_on(give_up_at):
+                    raise
+            else:
+                self._outage.succeeded()
+                remove_note(self._folder)
+                return
+
+    def _waits_on(self, give_up_at: float) -> bool:
+        """Wait a moment for the database. False: no longer, since time is over or somebody says so."""
+        if self._api_is_gone:  # another server may wait for the data folder
+            time.sleep(self._outage.seconds_to_retry)
+        elif wait([self._api], self._outage.seconds_to_retry):
+            told = self._drain_until
+            self._listen_to_api()
+            if self._api_is_gone or self._drain_until != told:
+                return False
+        return time.monotonic() < give_up_at
 
     def _loop(self) -> None:
         while not self._is_done():
@@ -160,7 +189,7 @@ class Supervisor:
                 self._listen_to_api()
             self._news.clear()
             self._listen_to_worker()
-            self._inbox += self._files.messages()
+            self._inbox.extend(self._files.messages())
 
     def _act_if_possible(self) -> None:
         """Do what is due. While the database is away, jobs go on and what is to be written waits."""
@@ -178,7 +207,7 @@ class Supervisor:
 
     def _recover(self) -> None:
         # The lock says that nobody else is this slot: what it has in progress, a killed supervisor left.
-        resumed = set()
+        resumed, drained = set(), read_note(self._folder)
         for job in self._jobs.running(self._slot_name if self._is_shared else None):
             claim = Claim(job.id, job.attempt)
             if self._slot.resume(job):
@@ -186,10 +215,11 @@ class Supervisor:
                 continue
             self._log.warning("job_orphaned", job=job.id, attempt=job.attempt)
             with suppress(ClaimLostError):  # deleted just now
-                if self._follows_database_error:
+                if self._follows_database_error or claim in drained:
                     self._claims.requeue(claim)
                 else:
                     self._claims.lose(claim, "the server was killed")
+        remove_note(self._folder)
         self._housekeeping.expire()
         counts = self._jobs.counts()
         self._files.tidy(resumed)
@@ -214,9 +244,11 @@ class Supervisor:
         deadlines = [POLL_SECONDS, self._slot.seconds_to_deadline()]
         if self._worker is None:
             deadlines.append(self._backoff.next_try_at - now)
+        # While the database is away nothing is done about these before it may be asked again.
+        seconds = max(min(deadlines), self._outage.seconds_to_retry)
         if self._drain_until is not None:
-            deadlines.append(self._drain_until - now)
-        return max(0.0, min(deadlines))
+            seconds = min(seconds, self._drain_until - now)
+        return max(0.0, seconds)
 
     def _act(self) -> None:
         self._keep_worker()
@@ -353,12 +385,12 @@ class Supervisor:
                 self._log.error("device_broken", reason=reason)
                 self._broken = reason
             case _:
-                self._inbox.append(message)
+                self._inbox.add(message)
 
     def _read_inbox(self) -> None:
         """Write down what was said. A message stays until that is done: handled twice, if need be."""
         while self._inbox:
-            match self._inbox[0]:
+            match self._inbox.first:
                 case WorkerDied(cause, guilty):
                     self._slot.worker_died(cause, guilty)
                 case JobProgressed() | JobStopped() | JobFailed() as message:
@@ -366,7 +398,7 @@ class Supervisor:
                         self._backoff.succeeded()
                 case message:
                     self._slot.handle_storage(message)
-            self._inbox.popleft()
+            self._inbox.drop_first()
 
     def _load_failed(self, reason: str, *, retryable: bool) -> None:
         self._log.error("model_load_failed", model=self._model, reason=reason)
@@ -384,4 +416,4 @@ class Supervisor:
             self._reporter.died(cause)
         retry_seconds = self._backoff.failed()
         self._log.error("worker_died", cause=cause, retry_seconds=retry_seconds)
-        self._inbox.append(WorkerDied(cause, guilty))
+        self._inbox.add(WorkerDied(cause, guilty))

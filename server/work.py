@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from types import FrameType
 
 from configs.settings import Settings
 from server import logs
 from server.files import DataFolder
+from server.joining import join
 from server.model_choice import check_gpus, choose_model
 from server.protocol import ApiMessage, Drain
 from server.starting import migrated_database, open_slot
@@ -51,7 +52,8 @@ def work(settings: Settings) -> None:
     check_gpus(preset, attention, settings.gpus)
     folder = DataFolder(settings.data_dir)
     slot = open_slot(settings, folder)
-    migrated_database(settings).close()
+    with closing(migrated_database(settings)) as database:
+        join(settings, database, preset.name, slot)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     StopSignals(ours, settings.drain_seconds).install()
     logs.get_logger().info("worker_started", worker=slot.name, model=preset.name, data=str(folder.root))

@@ -3,7 +3,6 @@
 Knows: the state of one worker slot in words. Does not know: how it got there.
 """
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -11,31 +10,33 @@ from dataclasses import replace
 from server.database import Database, DatabaseUnavailableError
 from server.observations import MODEL_LOAD, observe
 from server.protocol import ModelLoaded
-from server.workers import HEARTBEAT_SECONDS, LOCAL_SLOT, WorkerReport, WorkerState, WorkerTable
+from server.workers import (
+    DATA_DIR,
+    HEARTBEAT_SECONDS,
+    LOCAL_SLOT,
+    WorkerReport,
+    WorkerState,
+    WorkerTable,
+    starting_report,
+)
 
 
 class WorkerReporter:
     """Writes a changed state at once, and a heartbeat when nothing changes."""
 
-    def __init__(self, database: Database, model: str, slot: str = LOCAL_SLOT, gpus: int = 1) -> None:
+    def __init__(
+        self,
+        database: Database,
+        model: str,
+        slot: str = LOCAL_SLOT,
+        gpus: int = 1,
+        files: str = DATA_DIR,
+    ) -> None:
         self._database = database
         self._table = WorkerTable(database)
         self._beat_at = 0.0
         self._unobserved: list[float] = []
-        self._report = WorkerReport(
-            name=slot,
-            state="loading",
-            message=f"loading {model}",
-            model=model,
-            device=None,
-            dtype=None,
-            load_seconds=None,
-            supervisor_pid=os.getpid(),
-            worker_pid=None,
-            gpus=gpus,
-            memory_total_bytes=None,
-            memory_in_use_bytes=None,
-        )
+        self._report = starting_report(slot, model, gpus, files)
 
     @property
     def state(self) -> WorkerState:

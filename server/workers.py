@@ -4,10 +4,12 @@ Knows: the workers table. Does not know: how workers are started, or what they r
 """
 
 import json
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from server.database import Database, Row, read_statements
+from server.database import Connection, Database, Row, read_statements
 
 _SQL = read_statements("workers.sql")
 
@@ -17,6 +19,8 @@ LOCAL_SLOT = "local"
 HEARTBEAT_SECONDS = 5.0
 LOST_AFTER_SECONDS = 30.0
 
+DATA_DIR = "data_dir"
+
 WorkerState = Literal["loading", "ready", "load_failed", "restarting", "stopped"]
 
 
@@ -25,7 +29,8 @@ class WorkerReport:
     """One worker slot. ``message`` says why it is not ready; ``load_seconds`` is the model's load time.
 
     ``gpus`` counts its ranks. ``device`` is that of rank 0, ``memory_total_bytes`` what each device has,
-    ``memory_in_use_bytes`` by device; on a CPU all ranks have the same one. None: not known.
+    ``memory_in_use_bytes`` by device; on a CPU all ranks have the same one. ``files`` is where finished files
+    go (``files_of``). None: not known.
     """
 
     name: str
@@ -40,6 +45,7 @@ class WorkerReport:
     gpus: int
     memory_total_bytes: int | None
     memory_in_use_bytes: dict[str, int] | None
+    files: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,23 @@ class WorkerTable:
 
     def report(self, worker: WorkerReport) -> None:
         """Write the row; counts as a heartbeat."""
-        values = {name: getattr(worker, name) for name in WorkerReport.__dataclass_fields__}
-        in_use = values.pop("memory_in_use_bytes")
-        values["memory_in_use"] = None if in_use is None else json.dumps(in_use)
         with self._database.write() as connection:
-            connection.run(_SQL["report"], values | {"now": connection.now()})
-            connection.queue.beat(worker.name)
+            _write(connection, worker)
+
+    def join(self, worker: WorkerReport | None, check: Callable[[Sequence[Worker]], None]) -> list[Worker]:
+        """Write the first row of a start, unless ``check`` raises for the others that live; returns these.
+
+        Of two that start at once, the second sees the first.
+        """
+        with self._database.write() as connection:
+            connection.take_turns("join")
+            now, own = connection.now(), None if worker is None else worker.name
+            found = [_worker(row, now) for row in connection.all(_SQL["all"]) if row["name"] != own]
+            others = [each for each in found if each.is_alive and each.state != "stopped"]
+            check(others)
+            if worker is not None:
+                _write(connection, worker)
+        return others
 
     def forget_all(self) -> None:
         """Drop what an earlier run left: for a server that is the only one."""
@@ -99,6 +116,38 @@ class WorkerTable:
             now = connection.now()
             rows = connection.all(_SQL["all"])
         return [_worker(row, now) for row in rows]
+
+
+def files_of(storage_url: str | None) -> str:
+    """What a worker's row says of its finished files: the store's URL, or that they stay in its folder."""
+    return DATA_DIR if storage_url is None else storage_url
+
+
+def starting_report(name: str, model: str, gpus: int, files: str | None) -> WorkerReport:
+    """What a worker of this process says before there is more to say."""
+    return WorkerReport(
+        name=name,
+        state="loading",
+        message=f"loading {model}",
+        model=model,
+        device=None,
+        dtype=None,
+        load_seconds=None,
+        supervisor_pid=os.getpid(),
+        worker_pid=None,
+        gpus=gpus,
+        memory_total_bytes=None,
+        memory_in_use_bytes=None,
+        files=files,
+    )
+
+
+def _write(connection: Connection, worker: WorkerReport) -> None:
+    values = {name: getattr(worker, name) for name in WorkerReport.__dataclass_fields__}
+    in_use = values.pop("memory_in_use_bytes")
+    values["memory_in_use"] = None if in_use is None else json.dumps(in_use)
+    connection.run(_SQL["report"], values | {"now": connection.now()})
+    connection.queue.beat(worker.name)
 
 
 def _worker(row: Row, now: float) -> Worker:

@@ -26,6 +26,7 @@ WHERE datname = current_database() AND pid <> pg_backend_pid();
 DELETE FROM jobs; DELETE FROM procrastinate_jobs; DELETE FROM procrastinate_workers;
 DELETE FROM workers; DELETE FROM samples; DELETE FROM buckets; DELETE FROM webhooks;
 DELETE FROM shape_timings;
+UPDATE identity SET seen_at = NULL, away_from = NULL, away_until = NULL;
 CREATE OR REPLACE FUNCTION reelwright_now() RETURNS DOUBLE PRECISION LANGUAGE SQL VOLATILE
 AS $$ SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION) $$;
 """

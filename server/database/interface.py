@@ -35,8 +35,8 @@ class JobQueue(Protocol):
     job that waits or runs; it changes in the transaction of the job's row, so neither is without the other.
     """
 
-    def put(self, job_id: str, model: str, priority: int) -> None:
-        """The job waits."""
+    def put(self, job_id: str, model: str, priority: int, gpus: int | None) -> None:
+        """The job waits for a worker with so many GPUs."""
 
     def take(self, model: str, worker: str) -> str | None:
         """Id of the waiting job of that model whose turn it is: now the worker's alone. None: none waits."""
@@ -47,7 +47,7 @@ class JobQueue(Protocol):
         Comes before the first write of the job's row: with one order for all, nobody waits in a circle.
         """
 
-    def put_back(self, job_id: str, model: str, priority: int) -> None:
+    def put_back(self, job_id: str, model: str, priority: int, gpus: int | None) -> None:
         """A job that was taken waits again, before the later ones of its priority."""
 
     def remove(self, job_id: str) -> None:
@@ -108,6 +108,13 @@ class Database(Protocol):
 
     is_remote: bool
     """Whether it is reached over a network, by many hosts: every call may wait for seconds."""
+
+    gpus: int | None
+    """How many a worker has that takes the jobs submitted here; None: any worker of the model does."""
+
+    @property
+    def name(self) -> str:
+        """Where it is, for people: without a password."""
 
     def migrate(self) -> None:
         """Make the tables, or bring them up to this version's. Raises DatabaseVersionError for newer ones."""

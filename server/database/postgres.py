@@ -15,6 +15,7 @@ import psycopg
 from procrastinate.exceptions import ConnectorException
 from procrastinate.schema import SchemaManager
 from psycopg import IsolationLevel
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
@@ -107,6 +108,7 @@ class PostgresDatabase:
     def __init__(self, url: str, gpus: int = 1) -> None:
         """``gpus``: of the workers that run the jobs put here, or of the one that takes some."""
         self._url = url
+        self.gpus: int | None = gpus
         self._gpus = gpus
         self._pool: ConnectionPool[Raw] = ConnectionPool(
             url,
@@ -119,6 +121,13 @@ class PostgresDatabase:
             configure=_configure,
             kwargs=_arguments(),
         )
+
+    @property
+    def name(self) -> str:
+        """Host, port and name of the database, as far as the URL has them."""
+        parts = conninfo_to_dict(self._url)
+        host = parts.get("host") or parts.get("hostaddr") or "localhost"
+        return f"postgresql://{host}:{parts.get('port') or 5432}/{parts.get('dbname') or ''}"
 
     @contextmanager
     def read(self) -> Iterator[PostgresConnection]:

@@ -39,17 +39,17 @@ def queue_name(model: str, gpus: int) -> str:
 class ProcrastinateQueue:
     """The queue, in one connection's transaction. Locks are taken in the order worker, queue row, job row.
 
-    A job waits for a worker with as many GPUs as the settings said where it was put.
+    A job waits for a worker with as many GPUs as the settings said where it was submitted.
     """
 
     def __init__(self, raw: Raw, gpus: int) -> None:
         self._raw = raw
         self._gpus = gpus
 
-    def put(self, job_id: str, model: str, priority: int) -> None:
+    def put(self, job_id: str, model: str, priority: int, gpus: int | None) -> None:
         """A row in state ``todo``. The queueing lock lets no job wait twice."""
         job = jobs.Job(
-            queue=queue_name(model, self._gpus),
+            queue=self._queue_name(model, gpus),
             priority=priority,
             lock=None,
             queueing_lock=job_id,
@@ -62,7 +62,7 @@ class ProcrastinateQueue:
 
     def take(self, model: str, worker: str) -> str | None:
         """``todo`` to ``doing``; rows that somebody else is just taking are skipped."""
-        values = {"queues": [queue_name(model, self._gpus)], "worker_id": self._worker_id(worker)}
+        values = {"queues": [self._queue_name(model, None)], "worker_id": self._worker_id(worker)}
         row = self._raw.execute(queries["fetch_job"].encode(), values).fetchone()
         return None if row is None or row["id"] is None else str(row["args"]["job_id"])
 
@@ -70,12 +70,12 @@ class ProcrastinateQueue:
         """Lock the job's row of the queue."""
         self._raw.execute(_SQL["hold"], {"job_id": job_id})
 
-    def put_back(self, job_id: str, model: str, priority: int) -> None:
+    def put_back(self, job_id: str, model: str, priority: int, gpus: int | None) -> None:
         """``doing`` to ``todo``; its number in the queue, and so its place, stays."""
         row = self._raw.execute(_SQL["find"], {"job_id": job_id}).fetchone()
         if row is None or row["status"] != "doing":
             self.remove(job_id)
-            self.put(job_id, model, priority)
+            self.put(job_id, model, priority, gpus)
             return
         keep = dict.fromkeys(("retry_at", "new_priority", "new_queue_name", "new_lock"))
         self._raw.execute(queries["retry_job"].encode(), {"job_id": row["id"], **keep})
@@ -99,7 +99,11 @@ class ProcrastinateQueue:
         self._raw.execute(queries["prune_stalled_workers"].encode(), values)
         for row in self._raw.execute(_SQL["without_place"]).fetchall():
             self.remove(row["id"])
-            self.put(row["id"], row["model"], row["priority"])
+            self.put(row["id"], row["model"], row["priority"], row["gpus"])
+
+    def _queue_name(self, model: str, gpus: int | None) -> str:
+        """None: as many as the settings here say."""
+        return queue_name(model, gpus or self._gpus)
 
     def _worker_id(self, worker: str) -> int:
         """procrastinate's number of the worker, which has just given a sign of life."""

@@ -5,6 +5,7 @@ Does not know: what the tables mean.
 """
 
 import queue
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class TableQueue:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def put(self, job_id: str, model: str, priority: int) -> None:
+    def put(self, job_id: str, model: str, priority: int, gpus: int | None) -> None:
         """The row says it."""
 
     def take(self, model: str, worker: str) -> str | None:
@@ -42,7 +43,7 @@ class TableQueue:
     def hold(self, job_id: str) -> None:
         """The transaction does."""
 
-    def put_back(self, job_id: str, model: str, priority: int) -> None:
+    def put_back(self, job_id: str, model: str, priority: int, gpus: int | None) -> None:
         """The row says it."""
 
     def remove(self, job_id: str) -> None:
@@ -111,10 +112,16 @@ class SqliteDatabase:
     """A pool of connections to one file. Connections are opened on demand."""
 
     is_remote = False
+    gpus: int | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+
+    @property
+    def name(self) -> str:
+        """Host and file."""
+        return f"{socket.gethostname()}:{self.path}"
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(

@@ -83,7 +83,7 @@ async def _new_preview(services: Services, shown: Snapshot | None, now: Snapshot
 def _name_of_change(shown: Snapshot, now: Snapshot) -> str | None:
     if now.job.is_final:
         return None  # the last event says it
-    for field in ("status", "queue_position", "cancel_requested"):
+    for field in ("status", "queue_position", "waiting_reason", "cancel_requested"):
         if getattr(now.video, field) != getattr(shown.video, field):
             return "status"
     return None if now.job.version == shown.job.version else "progress"

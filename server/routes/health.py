@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from server.errors import ErrorBody, ErrorDetail
-from server.readiness import unready_reason
+from server.readiness import unready_reason, unserved_jobs
 from server.schemas import Health
 from server.services import ServicesParam
 
@@ -26,8 +26,11 @@ async def get_live() -> Health:
 def get_ready(services: ServicesParam) -> Health | JSONResponse:
     """Jobs can be taken and run; else 503 with the reason."""
     reason = unready_reason(services)
+    warnings = unserved_jobs(services)
     if reason is None:
-        return Health(status="ok")
+        return Health(status="ok", warnings=warnings)
     code = "draining" if services.supervisor.is_stopping else "not_ready"
     error = ErrorDetail(message=reason, type="server_error", code=code)
-    return JSONResponse(Unready(status="unavailable", reason=reason, error=error).model_dump(), 503)
+    return JSONResponse(
+        Unready(status="unavailable", reason=reason, warnings=warnings, error=error).model_dump(), 503
+    )

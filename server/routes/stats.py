@@ -1,5 +1,6 @@
 """``/v1/stats`` and ``/metrics``: measured facts, for people and for Prometheus."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
@@ -9,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from server.job import Job
 from server.jobs import QueueCounts
-from server.schemas import ModelStats, Stats, WorkerStats
+from server.schemas import ModelStats, QueueStats, Stats, WorkerStats
 from server.services import Services, ServicesParam
 from server.version import package_version
 from server.workers import Worker
@@ -29,13 +30,32 @@ def get_metrics(services: ServicesParam) -> Response:
 def get_stats(services: ServicesParam) -> Stats:
     """Step times, memory, queue and attention densities, per model."""
     models = {services.preset.name: QueueCounts()} | services.jobs.counts()
+    queues = _queue_stats(services)
     return Stats(
         version=package_version(),
-        models=[_model_stats(services, model, counts) for model, counts in sorted(models.items())],
+        models=[
+            _model_stats(services, model, counts, queues[model]) for model, counts in sorted(models.items())
+        ],
     )
 
 
-def _model_stats(services: Services, model: str, counts: QueueCounts) -> ModelStats:
+def _queue_stats(services: Services) -> defaultdict[str, list[QueueStats]]:
+    staff = services.staff()
+    found: defaultdict[str, list[QueueStats]] = defaultdict(list)
+    for waiting in services.jobs.waiting():
+        found[waiting.model].append(
+            QueueStats(
+                gpus=waiting.gpus,
+                queued=waiting.count,
+                oldest_queued_age_seconds=waiting.oldest_age_seconds,
+                workers=len(staff.of(waiting.model, waiting.gpus)),
+                waiting_reason=staff.waiting_reason(waiting.model, waiting.gpus),
+            )
+        )
+    return found
+
+
+def _model_stats(services: Services, model: str, counts: QueueCounts, queues: list[QueueStats]) -> ModelStats:
     newest = services.jobs.recent_completed(model, NEWEST_JOBS)
     worker = services.worker() if model == services.preset.name else None
     results = [job.result for job in newest if job.result]
@@ -49,6 +69,7 @@ def _model_stats(services: Services, model: str, counts: QueueCounts) -> ModelSt
         queued=counts.queued,
         running=counts.running,
         oldest_queued_age_seconds=counts.oldest_age_seconds,
+        queues=queues,
         completed_jobs_seen=len(results),
         last_step_seconds=newest[0].last_step_seconds if newest else None,
         median_step_seconds=median(steps) if steps else None,

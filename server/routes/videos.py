@@ -81,28 +81,30 @@ def _find(services: Services, video_id: str, owner: str | None, response: Respon
 
 
 @router.post("/v1/videos/{video_id}/cancel")
-def cancel_video(video_id: str, response: Response, services: ServicesParam, owner: OwnerParam) -> Video:
+async def cancel_video(
+    video_id: str, response: Response, services: ServicesParam, owner: OwnerParam
+) -> Video:
     """Cancel a job: a queued one at once, a running one within a step (202 until then).
 
     A job that has ended stays as it is, so the call may be repeated.
     """
-    job = services.jobs.cancel(video_id, owner)
+    job = await run_in_threadpool(services.jobs.cancel, video_id, owner)
     if job is None:
         raise ApiError.video_not_found(video_id)
     if job.status == "cancelled":  # no worker has it any more; an earlier attempt may have left a checkpoint
-        services.store.remove(video_id)
+        await services.store.remove(video_id)
     services.supervisor.wake()
     response.status_code = 200 if job.is_final else 202
-    return _present(services, job, response)
+    return await look(services.database, _present, services, job, response)
 
 
 @router.delete("/v1/videos/{video_id}")
-def delete_video(video_id: str, services: ServicesParam, owner: OwnerParam) -> VideoDeleted:
+async def delete_video(video_id: str, services: ServicesParam, owner: OwnerParam) -> VideoDeleted:
     """Delete a job and its file; a running one is stopped."""
-    if services.jobs.delete(video_id, owner) is None:
+    if await run_in_threadpool(services.jobs.delete, video_id, owner) is None:
         raise ApiError.video_not_found(video_id)
-    services.store.remove(video_id)
     services.supervisor.wake()
+    await services.store.remove(video_id)
     return VideoDeleted(id=video_id)
 
 

@@ -2,9 +2,11 @@
 
 -- name: insert
 INSERT INTO jobs (id, model, parameters, attention_asked, metadata, idempotency_key, request_sha256, shape,
-                  total_steps, created_at, priority, owner, deadline_seconds, webhook_url, warnings)
+                  total_steps, created_at, priority, owner, deadline_seconds, webhook_url, warnings,
+                  gpus)
 VALUES (:id, :model, :parameters, :attention_asked, :metadata, :idempotency_key, :request_sha256, :shape,
-        :total_steps, :now, :priority, :owner, :deadline_seconds, :webhook_url, :warnings)
+        :total_steps, :now, :priority, :owner, :deadline_seconds, :webhook_url, :warnings,
+        :gpus)
 RETURNING *;
 
 -- name: free_idempotency_key
@@ -46,22 +48,17 @@ WHERE owner IS :owner AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY id LIMIT :limit;
 
 -- name: queue
--- Position from 1, and the seconds until the job's end if every shape ahead was measured before.
-SELECT jobs.id,
-       ROW_NUMBER() OVER ahead AS position,
-       SUM((total_steps - checkpoint_step) * step_seconds + other_seconds) OVER ahead AS seconds,
-       COUNT(step_seconds) OVER ahead AS measured
+-- Position from 1 among those that wait for the same workers, and the job's own seconds if they were measured.
+SELECT jobs.id, jobs.gpus, jobs.priority,
+       ROW_NUMBER() OVER (PARTITION BY jobs.gpus ORDER BY jobs.priority DESC, jobs.id) AS position,
+       (total_steps - checkpoint_step) * step_seconds + other_seconds AS seconds
 FROM jobs LEFT JOIN shape_timings USING (shape)
 WHERE status = 'queued' AND jobs.model = :model
-WINDOW ahead AS (ORDER BY jobs.priority DESC, jobs.id);
+ORDER BY jobs.priority DESC, jobs.id;
 
--- name: ahead
--- What would run before a new job of that priority.
-SELECT COUNT(*) AS count,
-       COALESCE(SUM((total_steps - checkpoint_step) * step_seconds + other_seconds), 0.0) AS seconds,
-       COUNT(step_seconds) AS measured
-FROM jobs LEFT JOIN shape_timings USING (shape)
-WHERE status = 'queued' AND jobs.model = :model AND priority >= :priority;
+-- name: waiting
+SELECT model, gpus, COUNT(*) AS count, MIN(created_at) AS oldest FROM jobs
+WHERE status = 'queued' GROUP BY model, gpus ORDER BY model, gpus;
 
 -- name: timing
 SELECT step_seconds, other_seconds FROM shape_timings WHERE shape = :shape;
@@ -109,16 +106,17 @@ DELETE FROM jobs WHERE expires_at <= :now RETURNING id;
 UPDATE jobs SET
     version = version + 1, status = 'in_progress', attempt = attempt + 1, started_at = :now, worker = :worker,
     stage = NULL, step = 0, progress = 0, last_step_seconds = NULL, denoise_seconds = 0, steps_run = 0,
-    preview_step = 0
+    preview_step = 0, finished_stage = NULL
 WHERE id = :id AND status = 'queued'
 RETURNING *;
 
 -- name: peek
-SELECT * FROM jobs WHERE status = 'queued' AND model = :model ORDER BY priority DESC, id LIMIT 1;
+SELECT * FROM jobs WHERE status = 'queued' AND model = :model AND gpus IS :gpus
+ORDER BY priority DESC, id LIMIT 1;
 
 -- name: lost
 -- Held by a worker that gave no sign of life since then; one of these, or all.
-SELECT jobs.* FROM jobs LEFT JOIN workers ON workers.name = jobs.worker
+SELECT jobs.id, jobs.attempt, workers.heartbeat_at FROM jobs LEFT JOIN workers ON workers.name = jobs.worker
 WHERE jobs.status = 'in_progress' AND (workers.heartbeat_at IS NULL OR workers.heartbeat_at < :since)
   AND (CAST(:id AS TEXT) IS NULL OR jobs.id = :id)
 ORDER BY jobs.id;
@@ -130,6 +128,11 @@ ORDER BY jobs.id;
 UPDATE jobs SET
     version = version + 1, stage = :stage,
     progress = CASE WHEN progress > :progress THEN progress ELSE :progress END
+WHERE id = :id AND attempt = :attempt AND status = 'in_progress'
+RETURNING *;
+
+-- name: finish_stage
+UPDATE jobs SET finished_stage = :stage
 WHERE id = :id AND attempt = :attempt AND status = 'in_progress'
 RETURNING *;
 
@@ -182,7 +185,7 @@ RETURNING *;
 UPDATE jobs SET
     version = version + 1, status = 'queued', losses = losses + :loss, started_at = NULL,
     stage = NULL, step = 0, progress = 0, last_step_seconds = NULL, denoise_seconds = 0, steps_run = 0,
-    preview_step = 0
+    preview_step = 0, finished_stage = NULL
 WHERE id = :id AND attempt = :attempt AND status = 'in_progress'
 RETURNING *;
 

@@ -20,7 +20,7 @@ SELECT procrastinate_finish_job_v1(id, 'aborted', TRUE) FROM procrastinate_jobs
 WHERE id = (SELECT queue_id FROM queue_rows WHERE job_id = :job_id) AND status IN ('todo', 'doing');
 
 -- name: without_place
-SELECT jobs.id, jobs.model, jobs.priority FROM jobs
+SELECT jobs.id, jobs.model, jobs.priority, jobs.gpus FROM jobs
 WHERE status = 'queued' AND NOT EXISTS (
     SELECT 1 FROM queue_rows JOIN procrastinate_jobs ON procrastinate_jobs.id = queue_rows.queue_id
     WHERE queue_rows.job_id = jobs.id AND procrastinate_jobs.status = 'todo'

@@ -44,5 +44,5 @@ class LocalStore:
         except OSError:
             return None
 
-    def remove(self, job_id: str) -> None:
-        self._folder.remove(job_id)
+    async def remove(self, job_id: str) -> None:
+        await run_sync(self._folder.remove, job_id)

@@ -18,6 +18,7 @@ from server import logs
 from server.backoff import Backoff
 from server.claims import Claim
 from server.files import DataFolder
+from server.identity import Owner
 from server.job import Job
 from server.jobs import JobTable
 from server.storage.errands import Errands, NewestOnly
@@ -29,6 +30,7 @@ from server.storage.job_files import (
     StorageMessage,
 )
 from server.storage.keys import FOLDER, RESULT_KINDS, Kind, ObjectKey
+from server.storage.marker import Claimed
 from server.storage.objects import ObjectVideoStore, UploadStoppedError
 from server.storage.outbox import read_record, write_record
 from server.storage.store import StorageError
@@ -69,11 +71,13 @@ class ObjectJobFiles:
         folder: DataFolder,
         store: ObjectVideoStore,
         jobs: JobTable,
+        owner: Owner,
         sweep_times: SweepTimes = SweepTimes(),
     ) -> None:
         self._folder = folder
         self._store = store
         self._jobs = jobs
+        self._claimed = Claimed(store, owner)
         self._sweep_times = sweep_times
         self._errands = Errands()
         self._previews = NewestOnly()
@@ -205,6 +209,7 @@ class ObjectJobFiles:
         backoff = Backoff(LONGEST_BACKOFF_SECONDS)
         while True:
             try:
+                await self._claimed.check()
                 await self._store.upload(file.key, file.path, stop.is_set)
                 if await self._store.is_stored(file.key, file.bytes, file.sha256):
                     return
@@ -300,6 +305,7 @@ class ObjectJobFiles:
     async def _sweep_for_ever(self) -> None:
         while True:
             try:
+                await self._claimed.check_again()
                 removed = await sweep_objects(self._store, self._jobs, self._sweep_times.grace_seconds)
                 removed += await asyncio.to_thread(
                     sweep_scratch, self._folder, {claim.job_id for claim in [*self._held]}, self._jobs

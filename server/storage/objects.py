@@ -6,13 +6,13 @@ again (object_files.py). Needs the extra ``s3``; opening.py says so when it is m
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
 from server import logs
@@ -86,15 +86,34 @@ class ObjectVideoStore:
             logs.get_logger().debug("preview_not_read", job=job_id, message=str(error))
             return None
 
-    def remove(self, job_id: str) -> None:
+    async def remove(self, job_id: str) -> None:
         try:
-            with _errors(f"remove {folder_of(job_id)}"):
-                listed = obstore.list(self._store, folder_of(job_id)).collect()
-                names = [entry["path"] for entry in listed]
-                if names:
-                    obstore.delete(self._store, names)
+            with _errors(f"list {folder_of(job_id)}"):
+                listed = await obstore.list(self._store, folder_of(job_id)).collect_async()
+            await self.delete([entry["path"] for entry in listed])
         except StorageError as error:
             logs.get_logger().warning("objects_not_removed", job=job_id, message=str(error))
+
+    async def read_whole(self, name: str) -> bytes | None:
+        """A small object of any name, None when it is not there. Raises StorageError."""
+        with _errors(f"read {name}"):
+            try:
+                return bytes(await (await obstore.get_async(self._store, name)).bytes_async())
+            except FileNotFoundError:
+                return None
+
+    async def create(self, name: str, data: bytes) -> None:
+        """Write a small object unless it is there already. Raises StorageError.
+
+        A store that knows no conditional writes replaces it: who must know reads it again.
+        """
+        with _errors(f"write {name}"):
+            try:
+                await obstore.put_async(self._store, name, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return
+            except NotSupportedError:
+                await obstore.put_async(self._store, name, data, use_multipart=False)
 
     async def put_bytes(self, key: ObjectKey, data: bytes) -> None:
         """Replace an object at once. Raises StorageError."""
@@ -168,17 +187,25 @@ class ObjectVideoStore:
                     yield ListedObject(entry["path"], entry["last_modified"])
 
     async def delete(self, names: list[str]) -> None:
-        """Remove objects; those that are not there are no error. Raises StorageError."""
+        """Remove objects; those that are not there are no error.
+
+        Raises StorageError: one could not be removed; all others were tried too.
+        """
+        if not names:
+            return
         if isinstance(self._store, S3Store):
             with _errors(f"remove {len(names)} objects"):
                 await obstore.delete_async(self._store, names)
             return
+        failures = []
         for name in names:
-            with _errors(f"remove {name}"):
-                try:
+            try:
+                with _errors(f"remove {name}"), suppress(FileNotFoundError):
                     await obstore.delete_async(self._store, name)
-                except FileNotFoundError:
-                    continue
+            except StorageError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _attributes(self, key: ObjectKey) -> dict[str, str] | None:
         if isinstance(self._store, LocalStore):

@@ -8,7 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from configs.settings import Settings, SettingsError, variable_name
+from server.database import Database
 from server.files import DataFolder
+from server.identity import owner_of
 from server.jobs import JobTable
 from server.storage.job_files import JobFiles
 from server.storage.local import LocalStore
@@ -47,14 +49,17 @@ def open_store(settings: Settings, folder: DataFolder) -> VideoStore:
     return open_objects(settings.storage_url, settings.storage_presigned_seconds)
 
 
-def open_job_files(settings: Settings, folder: DataFolder, jobs: JobTable) -> JobFiles:
-    """A supervisor's files; with an object store, ``folder`` is its scratch folder. Raises SettingsError."""
+def open_job_files(settings: Settings, folder: DataFolder, jobs: JobTable, database: Database) -> JobFiles:
+    """A supervisor's files; with an object store, ``folder`` is its scratch folder.
+
+    Raises SettingsError, DatabaseError.
+    """
     if settings.storage_url is None:
         return LocalJobFiles(folder, jobs, is_shared=settings.database_url is not None)
     store = open_objects(settings.storage_url, settings.storage_presigned_seconds)
     from server.storage.object_files import ObjectJobFiles  # needs the extra
 
-    return ObjectJobFiles(folder, store, jobs)
+    return ObjectJobFiles(folder, store, jobs, owner_of(database))
 
 
 def open_objects(url: str, link_seconds: int) -> "ObjectVideoStore":
@@ -82,7 +87,7 @@ def _from_url(url: str) -> "ObjectStore":
 
     try:
         if url.startswith("file:"):
-            return from_url(url, mkdir=True)
+            return from_url(url, mkdir=True, automatic_cleanup=True)
         return from_url(
             url,
             client_options={"timeout": timedelta(seconds=REQUEST_SECONDS), "allow_http": _is_plain_http()},

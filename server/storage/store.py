@@ -33,6 +33,6 @@ class VideoStore(Protocol):
         """The newest preview of a running attempt, None when there is none, or none to be had now."""
         ...
 
-    def remove(self, job_id: str) -> None:
-        """Remove everything of a job. Blocks; what cannot be removed is logged, and found by a sweep."""
+    async def remove(self, job_id: str) -> None:
+        """Remove everything of a job. What cannot be removed is logged, and found by a sweep."""
         ...

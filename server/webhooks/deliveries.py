@@ -18,6 +18,7 @@ from server.database import Database, DatabaseError
 from server.feed import ChangeFeed
 from server.jobs import JobTable
 from server.looking import look
+from server.outage import Outage
 from server.present import Presenter
 from server.webhook_table import Webhook, WebhookTable
 from server.webhooks.schedule import next_delay_seconds
@@ -66,12 +67,15 @@ class Deliveries:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
+        outage = Outage()
         while True:
             change = self._feed.next_change()
             try:
                 await self._start_due()
             except DatabaseError as error:
-                logs.get_logger().error("database_error", message=str(error))
+                outage.failed(error)
+            else:
+                outage.succeeded()
             with anyio.move_on_after(LOOK_SECONDS):
                 await change.wait()
 

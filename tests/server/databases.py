@@ -80,6 +80,7 @@ def worker_report(name: str) -> WorkerReport:
         gpus=1,
         memory_total_bytes=None,
         memory_in_use_bytes=None,
+        files=None,
     )
 
 

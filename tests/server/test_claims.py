@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from configs.settings import Settings
-from server import observations
+from server import identity, observations
 from server.claims import MAX_LOSSES, Claim, ClaimLostError, ClaimTable
 from server.database import Database, open_database
 from server.job import Job, JobError
 from server.jobs import JobTable
-from server.observations import read_samples
+from server.observations import read_buckets, read_samples
 from server.webhook_table import WebhookTable
 from server.workers import LOST_AFTER_SECONDS, WorkerTable
 from tests.server.databases import Clock, JobDatabase, worker_report
@@ -368,3 +368,79 @@ def test_a_worker_without_heartbeat_loses_its_jobs(jobs: JobTable, database: Dat
     assert failed.error is not None
     assert (failed.status, failed.error.code) == ("failed", "worker_lost")
     assert "no sign of life" in failed.error.message
+
+
+def test_what_is_told_twice_counts_once(jobs: JobTable, claims: ClaimTable, database: Database) -> None:
+    """The answer to a commit was lost with the connection, so the supervisor says it again."""
+    jobs.submit(new_job())
+    claim = claim_of(claims.claim("tiny-wan"))
+    for _ in range(2):
+        claims.enter_stage(claim, "denoise", 10)
+        for step in (1, 2):
+            job = claims.finish_step(claim, step, 0.5, 20 * step)
+            assert claims.finish_step(claim, step, 0.5, 20 * step) == job
+    for _ in range(3):
+        claims.finish_stage(claim, "denoise", 1.0)
+    claims.finish_stage(claim, "vae_decode", 2.0)
+    found = jobs.find(claim.job_id)
+    assert found is not None
+    assert (found.step, found.steps_run, found.denoise_seconds) == (2, 2, 1.0)
+    (steps,) = read_buckets(database, observations.STEP_DURATION).values()
+    assert steps[-1][1] == 2
+    stages = read_buckets(database, observations.STAGE_DURATION)
+    assert {labels[1]: buckets[-1][1] for labels, buckets in stages.items()} == {
+        "denoise": 1,
+        "vae_decode": 1,
+    }
+
+
+def test_another_attempt_counts_its_own_steps_and_stages(
+    jobs: JobTable, claims: ClaimTable, database: Database
+) -> None:
+    jobs.submit(new_job())
+    for attempt in (1, 2):
+        claim = claim_of(claims.claim("tiny-wan"))
+        claims.finish_step(claim, 1, 0.5, 20)
+        claims.finish_stage(claim, "denoise", 1.0)
+        (steps,) = read_buckets(database, observations.STEP_DURATION).values()
+        (stages,) = read_buckets(database, observations.STAGE_DURATION).values()
+        assert (steps[-1][1], stages[-1][1]) == (attempt, attempt)
+        claims.requeue(claim)
+
+
+def reaped(jobs: JobTable, database: Database, job_id: str) -> int:
+    """Losses of a job after the claims of silent workers were taken back."""
+    ClaimTable(database).reap()
+    found = jobs.find(job_id)
+    assert found is not None
+    assert found.status == "queued"
+    return found.losses
+
+
+def test_a_worker_that_fell_silent_with_the_database_is_not_blamed(
+    jobs: JobTable, database: Database, clock: Clock
+) -> None:
+    """It may have been drained, and could tell nobody."""
+    workers = WorkerTable(database)
+    workers.report(worker_report("a/0"))
+    job_id = jobs.submit(new_job()).job.id
+    assert ClaimTable(database, worker="a/0").claim("tiny-wan") is not None
+    identity.see(database)
+    clock.shift(LOST_AFTER_SECONDS + 1)  # nobody wrote anything meanwhile
+    identity.see(database)
+    assert reaped(jobs, database, job_id) == 0
+
+
+def test_a_worker_that_fell_silent_alone_is_blamed(jobs: JobTable, database: Database, clock: Clock) -> None:
+    workers = WorkerTable(database)
+    identity.see(database)
+    clock.shift(100)
+    identity.see(database)  # an outage, and it is over
+    workers.report(worker_report("a/0"))
+    job_id = jobs.submit(new_job()).job.id
+    assert ClaimTable(database, worker="a/0").claim("tiny-wan") is not None
+    for seconds in range(100, 100 + int(LOST_AFTER_SECONDS) + 2, int(identity.SEE_SECONDS)):
+        clock.shift(seconds)
+        identity.see(database)
+    clock.shift(100 + LOST_AFTER_SECONDS + 1)
+    assert reaped(jobs, database, job_id) == 1

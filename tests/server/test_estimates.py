@@ -9,21 +9,11 @@ from configs.job import JobParameters
 from configs.model_preset import ModelPreset
 from server.claims import ClaimTable
 from server.clip_cost import ClipCost, clip_cost
-from server.estimates import (
-    LONGEST_RETRY_SECONDS,
-    RETRY_SECONDS_WITHOUT_HISTORY,
-    Estimate,
-    estimate,
-    eta_seconds,
-    remaining_seconds,
-    retry_after_full_queue,
-    retry_after_quota,
-    seconds_until_start,
-)
+from server.estimates import Estimate, estimate, remaining_seconds
 from server.job import Job, NewJob
 from server.jobs import JobTable
 from tests.server.samples import new_job, parameters, result
-from tests.server.test_jobs import ALICE, BOB, claim_of, complete_one
+from tests.server.test_jobs import claim_of, complete_one
 
 PRESET = ModelPreset(name="tiny-wan", source="nowhere", num_layers=2)
 DENSE = AttentionConfig(backend="dense")
@@ -58,23 +48,6 @@ def test_an_earlier_job_of_the_shape_is_better(jobs: JobTable, claims: ClaimTabl
     assert remaining == 2 * 0.5 + 1.0
 
 
-def test_a_queued_job_waits_for_the_running_one_too(jobs: JobTable, claims: ClaimTable) -> None:
-    complete_one(jobs, claims)
-    jobs.submit(new_job())
-    running = claims.claim("tiny-wan")
-    queued = jobs.submit(new_job()).job
-    assert running is not None
-    place = jobs.queue("tiny-wan")[queued.id]
-    eta = eta_seconds(jobs, queued, place, [running])
-    assert eta == 2 * (4 * 0.5 + 1.0)
-
-
-def test_a_final_job_has_none(jobs: JobTable, claims: ClaimTable) -> None:
-    done = jobs.get(complete_one(jobs, claims))
-    assert done is not None
-    assert eta_seconds(jobs, done, None, []) is None
-
-
 def test_a_resumed_job_has_fewer_steps_left(jobs: JobTable, claims: ClaimTable, running: Job) -> None:
     resumed = dataclasses.replace(running, checkpoint_step=2, step=0)
     complete_one(jobs, claims)
@@ -98,31 +71,6 @@ def test_a_clock_jump_makes_no_absurd_estimate(
     remaining = remaining_seconds(jobs, decoding)
     assert remaining is not None
     assert 0.0 <= remaining <= 1.0
-
-
-def test_retry_after_is_when_the_running_job_ends(jobs: JobTable, claims: ClaimTable) -> None:
-    jobs.submit(new_job())
-    assert retry_after_full_queue(jobs, "tiny-wan") == RETRY_SECONDS_WITHOUT_HISTORY
-    claims.requeue(claim_of(claims.claim("tiny-wan")))
-    jobs.delete(claim_of(claims.claim("tiny-wan")).job_id)
-    complete_one(jobs, claims)
-    jobs.submit(new_job(steps=20))
-    claims.claim("tiny-wan")
-    assert retry_after_full_queue(jobs, "tiny-wan") == 20 * 0.5 + 1.0
-    assert retry_after_full_queue(jobs, "other-model") == RETRY_SECONDS_WITHOUT_HISTORY
-
-
-def test_retry_after_of_a_quota_is_when_the_owners_first_job_ends(jobs: JobTable, claims: ClaimTable) -> None:
-    complete_one(jobs, claims)
-    jobs.submit(new_job(owner=BOB))
-    claims.claim("tiny-wan")
-    assert retry_after_quota(jobs, ALICE) == RETRY_SECONDS_WITHOUT_HISTORY
-    jobs.submit(new_job(owner=ALICE, steps=5, priority=-1))
-    jobs.submit(new_job(owner=ALICE, steps=4))
-    assert retry_after_quota(jobs, BOB) == 3
-    assert retry_after_quota(jobs, ALICE) == 3 + 3
-    jobs.submit(new_job(owner="c" * 64, priority=9, steps=1_000_000))
-    assert retry_after_quota(jobs, ALICE) == LONGEST_RETRY_SECONDS
 
 
 def clip(frames: int = 9, guidance_scale: float = 1.0, attention: AttentionConfig = DENSE) -> JobParameters:
@@ -209,19 +157,3 @@ def test_memory_that_falls_with_the_length_predicts_none(jobs: JobTable, claims:
     run(jobs, claims, clip(9), peak_memory_bytes=1_000)
     found = estimate(jobs, PRESET, clip(21), 10**9)
     assert (found.peak_memory_bytes, found.fits, found.basis) == (None, None, "scaled")
-
-
-def test_a_new_job_starts_after_all_that_is_before_it(jobs: JobTable, claims: ClaimTable) -> None:
-    complete_one(jobs, claims)
-    jobs.submit(new_job())
-    claims.claim("tiny-wan")
-    jobs.submit(new_job(steps=8))
-    place = jobs.place_of_next("tiny-wan", 0)
-    assert seconds_until_start(jobs, "tiny-wan", place) == 3.0 + 5.0
-    urgent = jobs.place_of_next("tiny-wan", 1)
-    assert seconds_until_start(jobs, "tiny-wan", urgent) == 3.0
-
-
-def test_an_unmeasured_running_job_makes_the_start_unknown(jobs: JobTable, running: Job) -> None:
-    assert running.status == "in_progress"
-    assert seconds_until_start(jobs, "tiny-wan", jobs.place_of_next("tiny-wan", 0)) is None

@@ -29,6 +29,7 @@ REPORT = WorkerReport(
     gpus=2,
     memory_total_bytes=2_000,
     memory_in_use_bytes={"cuda:0": 1_500, "cuda:1": 1_700},
+    files=None,
 )
 
 

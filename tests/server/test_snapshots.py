@@ -8,13 +8,14 @@ from server.feed import ChangeFeed
 from server.jobs import JobTable
 from server.present import Presenter
 from server.snapshots import Snapshots
+from server.workers import WorkerTable
 from tests.server.samples import new_job
 
 
 async def follow(database: Database) -> None:
     """Submit, claim and delete a job, looking after each change."""
     jobs, claims, feed = JobTable(database), ClaimTable(database), ChangeFeed(database)
-    snapshots = Snapshots(database, jobs, Presenter(jobs, "tiny-wan"), feed)
+    snapshots = Snapshots(database, jobs, Presenter(jobs, WorkerTable(database)), feed)
     feed.start()
     await feed.next_change().wait()
     job_id = jobs.submit(new_job()).job.id

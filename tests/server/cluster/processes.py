@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from configs.settings import Settings
 from server.database import Database, open_database
+from server.storage.marker import NAME as MARKER
 from server.workers import Worker, WorkerTable
 from tests.faults import processes
 from tests.server.running_server import RunningServer, members
@@ -182,6 +183,7 @@ def local_cluster(folder: Path, database_url: str) -> Iterator[Cluster]:
 
 
 def stored(folder: Path) -> list[str]:
-    """Names of the objects in the folder of ``local_cluster``."""
+    """Names of the objects in the folder of ``local_cluster``, without the marker of the database."""
     root = folder / "store"
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    names = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != MARKER)

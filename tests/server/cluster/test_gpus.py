@@ -1,13 +1,16 @@
 """Workers of the same model with other numbers of GPUs: each takes the jobs that were put for as many."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from server.jobs import JobTable
+from tests.faults import processes
 from tests.postgres import PostgresServer
 from tests.server.cluster.processes import Cluster, RunningWorker, local_cluster
+from tests.server.cluster.site import events
 from tests.server.running_server import RunningServer
 
 pytestmark = pytest.mark.alone
@@ -39,8 +42,24 @@ def test_jobs_wait_for_workers_with_as_many_gpus(cluster: Cluster) -> None:
     assert "no worker of model reelwright-shapes on 2 GPUs is up" in ready.json()["reason"]
     waiting = str(two.submit(prompt="denoise finish")["id"])
     assert runs_on(cluster, one, of_one)  # though another job waits longer
-    assert two.job(waiting)["status"] == "queued"
-    of_two = cluster.worker("--gpus", "2")
-    assert two.wait_for_job(waiting)["status"] == "completed"
+    found = two.job(waiting)
+    reason = "no worker of model reelwright-shapes on 2 GPUs is up; those that are up have 1 GPU"
+    assert (found["status"], found["queue_position"], found["waiting_reason"]) == ("queued", 1, reason)
+    assert reason in two.client.post("/v1/videos/estimate", json={"prompt": "x"}).json()["warnings"]
+    for api in (one, two):  # whoever looks after the cluster sees it, wherever they look
+        (warning,) = api.client.get("/health").json()["warnings"]
+        assert warning == f"1 queued job waits: {reason}"
+        (queue,) = api.client.get("/v1/stats").json()["models"][0]["queues"]
+        assert (queue["gpus"], queue["queued"], queue["workers"]) == (2, 1, 0)
+        assert queue["waiting_reason"] == reason
+        unserved = 'reelwright_jobs_unserved{gpus="2",model="reelwright-shapes"} 1.0'
+        assert unserved in api.client.get("/metrics").text
+    processes.wait_until(lambda: "jobs_wait_for_no_worker" in of_one.logged(), "a log says it")
+    with ThreadPoolExecutor() as pool:
+        stream = pool.submit(events, two, waiting)
+        of_two = cluster.worker("--gpus", "2")
+        assert two.wait_for_job(waiting)["status"] == "completed"
+        assert stream.result()[-1][0] == "completed"
+    assert one.client.get("/health").json()["warnings"] == []
     assert runs_on(cluster, two, of_two)
     assert runs_on(cluster, one, of_one)

@@ -71,7 +71,7 @@ def test_processes_that_start_at_once_migrate_once(postgres: PostgresServer) -> 
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
     with psycopg.connect(url) as connection:
-        assert connection.execute("SELECT version FROM reelwright_schema").fetchall() == [(1,)]
+        assert connection.execute("SELECT version FROM reelwright_schema").fetchall() == [(1,), (2,)]
 
 
 def test_threads_that_start_at_once_migrate_once(postgres: PostgresServer) -> None:
@@ -100,7 +100,7 @@ def test_tables_that_are_missing_are_not_a_server_that_is_away(postgres: Postgre
 def submit_and_fail(database: Database) -> None:
     """A transaction that writes both rows of a job and is undone."""
     with database.write() as connection:
-        connection.queue.put("video_x", "tiny-wan", 0)
+        connection.queue.put("video_x", "tiny-wan", 0, None)
 
 
 def test_a_rollback_leaves_neither_row(database: Database, made: JobDatabase) -> None:

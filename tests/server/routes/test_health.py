@@ -13,7 +13,7 @@ from tests.server.running_server import RunningServer
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
 def test_a_ready_server_is_healthy(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "reason": None})
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "reason": None, "warnings": []})
 
 
 def test_a_server_whose_model_does_not_load_lives_and_says_why(preset: ModelPreset, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Self
 
 import httpx
 
+from server.storage.marker import NAME as MARKER
 from server.storage.objects import ObjectVideoStore
 from server.storage.opening import open_objects
 from tests.server.running_server import free_port
@@ -65,10 +66,10 @@ class Bucket:
         }
 
     def names(self, prefix: str = PREFIX) -> list[str]:
-        """Names of all objects below the prefix, without it."""
+        """Names of all objects below the prefix, without it and without the marker of the database."""
         answer = httpx.get(f"{self._url}/{NAME}", params={"list-type": "2", "prefix": f"{prefix}/"})
         keys = [part.partition("</Key>")[0] for part in answer.text.split("<Key>")[1:]]
-        return sorted(key.removeprefix(f"{prefix}/") for key in keys)
+        return sorted(key.removeprefix(f"{prefix}/") for key in keys if not key.endswith(f"/{MARKER}"))
 
     def read(self, name: str) -> httpx.Response:
         """An object, past all of Reelwright."""

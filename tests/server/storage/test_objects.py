@@ -84,7 +84,7 @@ def test_what_is_not_there(bucket: Bucket, tmp_path: Path) -> None:
     assert not asyncio.run(store.is_stored(VIDEO, 0, ""))
     assert asyncio.run(store.keys_of(UNKNOWN_ID)) == []
     asyncio.run(store.delete([str(VIDEO)]))
-    store.remove(UNKNOWN_ID)
+    asyncio.run(store.remove(UNKNOWN_ID))
     with pytest.raises(StorageError, match="not in the store"):
         asyncio.run(store.download(VIDEO, tmp_path / "copy"))
 
@@ -93,7 +93,7 @@ def test_a_job_is_removed_whole_and_no_other(bucket: Bucket) -> None:
     other = ObjectKey("video_" + "1" * 32, 1, "video")
     for key in (VIDEO, ObjectKey(UNKNOWN_ID, 2, "preview"), other):
         bucket.write(str(key), b"1")
-    bucket.store().remove(UNKNOWN_ID)
+    asyncio.run(bucket.store().remove(UNKNOWN_ID))
     assert bucket.names() == [str(other)]
 
 
@@ -123,7 +123,7 @@ def test_an_unreachable_store_says_so_in_a_line(
         asyncio.run(store.size(VIDEO))
     assert "\n" not in str(caught.value)
     assert asyncio.run(store.preview(UNKNOWN_ID, 1)) is None
-    store.remove(UNKNOWN_ID)
+    asyncio.run(store.remove(UNKNOWN_ID))
     assert "objects_not_removed" in capsys.readouterr().out
 
 
@@ -135,4 +135,35 @@ def test_a_mounted_folder_is_a_store_too(tmp_path: Path) -> None:
     assert (tmp_path / "store" / str(VIDEO)).stat().st_size == PART_BYTES + 1
     assert asyncio.run(store.link(VIDEO)) is None
     asyncio.run(store.delete([str(VIDEO), "videos/none"]))
+    assert asyncio.run(store.size(VIDEO)) is None
+
+
+def test_a_mounted_folder_keeps_nothing_of_a_removed_job(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = open_objects(f"file://{root}", 0)
+    keys = [ObjectKey(UNKNOWN_ID, attempt, kind) for attempt in (1, 2) for kind in ("video", "thumbnail")]
+    other = ObjectKey("video_" + "1" * 32, 1, "video")
+    for key in [*keys, other]:
+        asyncio.run(store.put_bytes(key, b"1"))
+    missing = str(ObjectKey(UNKNOWN_ID, 9, "video"))
+    asyncio.run(store.delete([missing, str(keys[0]), missing, str(keys[1])]))
+    assert asyncio.run(store.keys_of(UNKNOWN_ID)) == keys[2:]
+    asyncio.run(store.remove(UNKNOWN_ID))
+    asyncio.run(store.remove(UNKNOWN_ID))
+    assert [path.relative_to(root).as_posix() for path in root.rglob("*")] == [
+        "videos",
+        f"videos/{other.job_id}",
+        str(other),
+    ]
+    asyncio.run(store.put_bytes(keys[0], b"again"))
+    assert asyncio.run(store.size(keys[0])) == 5
+
+
+def test_one_object_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = open_objects(f"file://{root}", 0)
+    asyncio.run(store.put_bytes(VIDEO, b"1"))
+    (root / "videos/folder/full").mkdir(parents=True)
+    with pytest.raises(StorageError, match="cannot remove videos/folder"):
+        asyncio.run(store.delete(["videos/folder", str(VIDEO)]))
     assert asyncio.run(store.size(VIDEO)) is None
