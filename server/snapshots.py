@@ -4,6 +4,7 @@ Knows: when a look-up is out of date. Does not know: who watches, or the format 
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from server.database import Database
@@ -13,6 +14,8 @@ from server.jobs import JobTable
 from server.looking import look
 from server.present import Presenter
 from server.schemas import Video
+
+FRESH_SECONDS = 4.0  # less than streams wait before they look again
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,10 @@ class Snapshot:
 
 
 class Snapshots:
-    """Remembers what it found until the database changes."""
+    """Remembers what it found until the database changes, and for ``FRESH_SECONDS`` at most.
+
+    A worker that falls silent changes nothing there, and yet what is shown of the jobs that wait for it.
+    """
 
     def __init__(self, database: Database, jobs: JobTable, presenter: Presenter, feed: ChangeFeed) -> None:
         self._database = database
@@ -33,6 +39,7 @@ class Snapshots:
         self._feed = feed
         self._change = feed.next_change()
         self._found: dict[str, Snapshot | None] = {}
+        self._fresh_until = 0.0
         self._looking = asyncio.Lock()
 
     async def get(self, job_id: str) -> Snapshot | None:
@@ -41,9 +48,10 @@ class Snapshots:
         Raises DatabaseError.
         """
         async with self._looking:  # one look-up serves all who wait for it
-            if self._change.is_set():
+            if self._change.is_set() or time.monotonic() >= self._fresh_until:
                 self._change = self._feed.next_change()
                 self._found.clear()
+                self._fresh_until = time.monotonic() + FRESH_SECONDS
             if job_id not in self._found:
                 self._found[job_id] = await look(self._database, self._look_up, job_id)
             return self._found[job_id]

@@ -42,6 +42,7 @@ from server.protocol import (
 from server.queue_news import QueueNews
 from server.running_job import JobStores, RunningJob
 from server.slot import Slot
+from server.staffing import Staff
 from server.storage.opening import open_job_files
 from server.worker_handle import WorkerHandle
 from server.worker_process import WorkerStart
@@ -326,11 +327,8 @@ class Supervisor:
 
     def _others_may_run(self) -> bool:
         """Whether jobs may wait for another worker, though the model does not load here."""
-        return any(
-            worker.is_alive and worker.state in {"loading", "restarting", "ready"}
-            for worker in self._workers.all()
-            if (worker.model, worker.gpus) == (self._model, self._gpus) and worker.name != self._slot_name
-        )
+        taking = Staff(self._workers.all()).of(self._model, self._gpus)
+        return any(worker.name != self._slot_name for worker in taking)
 
     def _fail_queue(self, reason: str) -> None:
         while job := self._claims.claim(self._model):
