@@ -1,0 +1,1 @@
+"""The Gluon kernel as code for Hopper, on machines that have none."""
