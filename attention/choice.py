@@ -77,6 +77,12 @@ def checked_scale(scale: float | None, head_dim: int) -> float:
 
 
 @lru_cache(maxsize=8)
+def is_hopper(device: torch.device) -> bool:
+    """Compute capability 9.0, whose matrix units take their operands as no other's do."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@lru_cache(maxsize=8)
 def is_data_center_gpu(device: torch.device) -> bool:
     """Compute capability 9 or 10 (Hopper, Blackwell): bulk copies and 227 KiB of shared memory a program.
 

@@ -5,7 +5,7 @@
     python -m benchmarks.attention --accuracy                # errors at full size
     python -m benchmarks.attention --sweep --plot sweep.svg  # over lengths, strides and block sizes
     python -m benchmarks.attention --first-call              # what a first call costs
-    python -m benchmarks.attention --tune                    # tiles of the shipped kernel
+    python -m benchmarks.attention --tune                    # tiles of the Triton kernel
 
 The kernel runs on tokens in the order that the swap keeps. Ideal is density x the fastest dense attention of
 the same run. All calls of a row take turns in random order. If an error is larger than it may be (that of
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from attention.anchor_local.api import implementation
 from attention.anchor_local.triton_impl import anchor_local_triton
 from attention.choice import Precision
 from attention.triton_tiles import TileConfig
@@ -58,17 +59,20 @@ TUNE_CONFIGS = tuple(
 class Row:
     """What was measured for a shape; errors are relative, against float64.
 
+    ``implementation`` is what ran; ``portable`` is the Triton kernel for all GPUs.
     ``flex`` has the orders that were measured; ``flex_skipped`` says why one could not be.
     """
 
     shape: Shape
     precision: Precision
+    implementation: str
     density: float
     error: float
     eager_error: float
     dense_backend: str
     dense: Timing
     sparse: Timing
+    portable: Timing
     flex: dict[str, Timing]
     flex_skipped: dict[str, str]
 
@@ -100,19 +104,24 @@ def measure(shape: Shape, precision: Precision = "full", rounds: int = 15) -> Ro
     exact = truth(shape, x)
     error = exact.error(run())
     flex, skipped = _flex_calls(shape, x, exact.error, exact.eager_error)
-    calls = {"sparse": run} | {name: dense_call(x, name) for name in DENSE_BACKENDS} | flex
+    portable = kernel_call(shape, x, precision, "triton")
+    calls = (
+        {"sparse": run, "portable": portable} | {name: dense_call(x, name) for name in DENSE_BACKENDS} | flex
+    )
     timings = interleaved_seconds(calls, rounds)
     dense_backend = min(DENSE_BACKENDS, key=lambda name: timings[name].median_seconds)
     torch.cuda.empty_cache()
     return Row(
         shape=shape,
         precision=precision,
+        implementation=implementation("auto", x.q, precision),
         density=shape.density,
         error=error,
         eager_error=exact.eager_error,
         dense_backend=dense_backend,
         dense=timings[dense_backend],
         sparse=timings["sparse"],
+        portable=timings["portable"],
         flex={order: timings[order] for order in flex},
         flex_skipped=skipped,
     )
@@ -161,7 +170,7 @@ def tune(shape: Shape) -> list[tuple[TileConfig, float]]:
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table."""
     header = "tokens x heads x head_dim, block, stride; precision; density; error (eager bf16)"
-    columns = f"{header}; dense; sparse; of ideal; x dense; Flex raster; Flex permuted".split("; ")
+    columns = f"{header}; dense; sparse; of ideal; x dense; Triton; Flex raster; Flex permuted".split("; ")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows:
         over = [row.over_flex(order) for order in FLEX_ORDERS]
@@ -171,9 +180,10 @@ def table(rows: list[Row]) -> str:
             f"{row.density:.4f}",
             f"{row.error:.2e} ({row.eager_error:.2e})",
             f"{row.dense_backend} {row.dense.median_seconds * 1e3:.2f} ms",
-            f"{row.sparse.median_seconds * 1e3:.3f} ms",
+            f"{row.implementation} {row.sparse.median_seconds * 1e3:.3f} ms",
             f"{row.of_ideal:.3f}",
             f"{row.speed_up:.2f}",
+            f"{row.portable.median_seconds / row.sparse.median_seconds:.2f} x ours",
             *("-" if times is None else f"{times:.2f} x ours" for times in over),
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attention.anchor_local.fp8_impl import anchor_local_fp8
+from attention.anchor_local.api import implementation, kernel
 from attention.anchor_local.reference import allowed
-from attention.anchor_local.triton_impl import anchor_local_triton
-from attention.choice import Precision
+from attention.choice import Impl, Precision
 from attention.layout import AnchorLocalLayout, anchor_local_layout
 from attention.pattern import AnchorLocalPattern
 
@@ -81,11 +80,14 @@ def inputs(shape: Shape, device: str = "cuda", dtype: torch.dtype = torch.bfloat
     return Inputs(q, k, v, anchor_local_layout(shape.pattern, shape.tokens, q.device))
 
 
-def kernel_call(shape: Shape, x: Inputs, precision: Precision = "full") -> Callable[[], Tensor]:
-    """The shipped kernel as a call without arguments; its output begins as NaN."""
+def kernel_call(
+    shape: Shape, x: Inputs, precision: Precision = "full", impl: Impl = "auto"
+) -> Callable[[], Tensor]:
+    """The kernel that runs here as a call without arguments; its output begins as NaN."""
     out = torch.full_like(x.q, float("nan"))
-    kernel = anchor_local_fp8 if precision == "fp8" else anchor_local_triton
-    return lambda: kernel(x.q, x.k, x.v, x.layout, shape.scale, out=out)
+    chosen = implementation(impl if x.q.is_cuda else "triton", x.q, precision)
+    call = kernel(chosen, precision)
+    return lambda: call(x.q, x.k, x.v, x.layout, shape.scale, out=out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,10 @@
 """Contract, validation and choice of implementation for anchor_local."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
+from attention.anchor_local.hopper_limits import hopper_takes
 from attention.anchor_local.reference import anchor_local_reference
 from attention.anchor_local.torch_impl import anchor_local_torch
 from attention.choice import Impl, Precision, check_precision, resolve_impl
@@ -35,7 +38,8 @@ def anchor_local_attention(
         anchor_stride: every anchor_stride-th token is an anchor.
         anchor_offset: position of the first anchor, below anchor_stride.
         scale: factor of the scores, positive; default ``head_dim ** -0.5``.
-        impl: ``auto`` takes Triton on a GPU and PyTorch elsewhere; a named one never falls back.
+        impl: ``auto`` takes a kernel on a GPU and PyTorch elsewhere; a named one never falls back.
+            ``triton`` is the kernel for all GPUs, which ``auto`` does not take where Hopper's own one fits.
         precision: ``full`` computes in the format of q, ``fp8`` in 8 bits (q and k int8, weights and v e4m3).
 
     Returns:
@@ -51,7 +55,7 @@ def anchor_local_attention(
             f"q_start must lie in 0 .. tokens - queries = {k.shape[1] - q.shape[1]}, got {q_start}"
         )
     check_precision(precision, impl, q.device)
-    chosen = resolve_impl(impl, q)
+    chosen = implementation(impl, q, precision)
     if chosen == "reference":
         return anchor_local_reference(q, k, v, pattern, q_start=q_start, scale=scale)
     layout = anchor_local_layout(pattern, k.shape[1], q.device, q_start, q.shape[1])
@@ -100,7 +104,17 @@ def anchor_local_ordered(
             f"got {q.shape[1]} and {k.shape[1]}"
         )
     check_precision(precision, impl, q.device)
-    return _run(resolve_impl(impl, q), q, k, v, layout, scale, precision)
+    return _run(implementation(impl, q, precision), q, k, v, layout, scale, precision)
+
+
+def implementation(impl: Impl, q: Tensor, precision: Precision) -> str:
+    """What runs for such a q: ``reference``, ``torch``, ``triton``, or ``gluon``, Hopper's own kernel.
+
+    ``impl="triton"`` means the kernel for all GPUs, on Hopper too.
+    """
+    chosen = resolve_impl(impl, q)
+    takes = impl == "auto" and hopper_takes(q.device, q.dtype, q.shape[3], precision)
+    return "gluon" if chosen == "triton" and takes else chosen
 
 
 def _run(
@@ -116,13 +130,26 @@ def _run(
         raise ValueError("impl='reference' is defined on the caller's order: use anchor_local_attention")
     if chosen == "torch":
         return anchor_local_torch(q, k, v, layout, scale)
+    return kernel(chosen, precision)(q, k, v, layout, scale)
+
+
+def kernel(chosen: str, precision: Precision) -> Callable[..., Tensor]:
+    """``triton`` or ``gluon`` as a function of ordered (q, k, v, layout, scale, out=...)."""
+    if chosen == "gluon" and precision == "fp8":
+        from attention.anchor_local.hopper_fp8 import anchor_local_hopper_fp8
+
+        return anchor_local_hopper_fp8
+    if chosen == "gluon":
+        from attention.anchor_local.hopper import anchor_local_hopper
+
+        return anchor_local_hopper
     if precision == "fp8":
         from attention.anchor_local.fp8_impl import anchor_local_fp8
 
-        return anchor_local_fp8(q, k, v, layout, scale)
+        return anchor_local_fp8
     from attention.anchor_local.triton_impl import anchor_local_triton
 
-    return anchor_local_triton(q, k, v, layout, scale)
+    return anchor_local_triton
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:

@@ -6,9 +6,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from attention.anchor_local.api import anchor_local_ordered
+from attention.anchor_local.api import anchor_local_ordered, implementation
 from attention.backends import BackendSettings, BlockUnit, TokenGrid, TokenOrder
-from attention.choice import Impl, Precision, check_impl, check_precision, resolve_impl
+from attention.choice import Impl, Precision, check_impl, check_precision
 from attention.layout import Pattern, clip_layout
 from attention.pattern import AnchorLocalPattern
 from attention.tiles import TilePattern
@@ -113,5 +113,5 @@ class AnchorLocalPlan:
         return anchor_local_ordered(q, k, v, layout, scale=scale, impl=self.impl, precision=self.precision)
 
     def implementation(self, q: Tensor) -> str:
-        """torch or triton."""
-        return resolve_impl(self.impl, q)
+        """torch, triton or gluon."""
+        return implementation(self.impl, q, self.precision)

@@ -46,7 +46,7 @@ class TileConfig:
 _HOPPER = {
     128: TileConfig(64, 64, 4, 4),
     256: TileConfig(64, 64, 4, 4),
-    512: TileConfig(64, 64, 8, 3, split_keys=True),
+    512: TileConfig(64, 64, 8, 2, split_keys=True),
     1024: TileConfig(64, 32, 8, 3, split_keys=True),
 }
 _OTHER = {

@@ -50,8 +50,20 @@ def test_first_calls_of_each_length() -> None:
 def test_tables_name_what_is_missing() -> None:
     timing = Timing(2e-3, 1e-3, 3e-3)
     row = Row(
-        SMALL, "full", 0.5, 1e-3, 2e-3, "cudnn", timing, timing, {"permuted": timing}, {"raster": "why"}
+        shape=SMALL,
+        precision="full",
+        implementation="gluon",
+        density=0.5,
+        error=1e-3,
+        eager_error=2e-3,
+        dense_backend="cudnn",
+        dense=timing,
+        sparse=timing,
+        portable=timing,
+        flex={"permuted": timing},
+        flex_skipped={"raster": "why"},
     )
+    assert "| gluon 2.000 ms |" in table([row])
     assert "| - | 1.00 x ours |" in table([row])
     assert "Flex raster: why" in table([row])
     fast = CandidateRow(SMALL, "fast", 1e-3, 1e-3, 1e-3, 1e-3, 0.9)

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from attention import AnchorLocalPattern, anchor_local_layout
+from attention.anchor_local.api import anchor_local_ordered, implementation, kernel
 from attention.anchor_local.fp8_impl import anchor_local_fp8
 from attention.anchor_local.reference import allowed
-from attention.anchor_local.triton_impl import anchor_local_triton
+from attention.choice import Impl, Precision, is_hopper
 from benchmarks.attention_accuracy import accuracy_rows
 from benchmarks.attention_candidates import FP8_CONFIGS
 from benchmarks.attention_cases import FP8_ERROR, Shape, inputs, truth
@@ -15,14 +16,18 @@ from benchmarks.kernels.anchor_local import CANDIDATES, run
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(32, 128), (48, 96)])  # descriptors, and pointers
-def test_more_than_2_to_the_31_elements(heads: int, head_dim: int) -> None:
+# Descriptors, pointers, and Hopper's own kernel.
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "impl"), [(32, 128, "triton"), (48, 96, "triton"), (32, 128, "auto")]
+)
+def test_more_than_2_to_the_31_elements(heads: int, head_dim: int, impl: Impl) -> None:
     tokens = 530_001
     assert tokens * heads * head_dim > 2**31
     pattern = AnchorLocalPattern(4096, 64, 3)
     q, k, v = (torch.randn(1, tokens, heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     layout = anchor_local_layout(pattern, tokens, q.device)
-    out = anchor_local_triton(q, k, v, layout, head_dim**-0.5, out=torch.full_like(q, float("nan")))
+    run_kernel = kernel(implementation(impl, q, "full"), "full")
+    out = run_kernel(q, k, v, layout, head_dim**-0.5, out=torch.full_like(q, float("nan")))
     assert bool(out.isfinite().all())
     rows = torch.tensor([0, layout.anchors - 1, layout.anchors, tokens // 2, tokens - 1], device="cuda")
     mask = allowed(pattern, layout.key_order[rows], layout.key_order)
@@ -64,3 +69,75 @@ def test_fp8_tiles_are_the_definition(name: str) -> None:
     anchor_local_fp8(x.q, x.k, x.v, x.layout, shape.scale, FP8_CONFIGS[name], out)
     assert bool(out.isfinite().all())
     assert truth(shape, x).error(out) < FP8_ERROR
+
+
+hopper_only = pytest.mark.skipif(
+    torch.cuda.is_available() and not is_hopper(torch.device("cuda", 0)), reason="Hopper's own kernels"
+)
+
+
+@hopper_only
+@pytest.mark.parametrize("precision", ["full", "fp8"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("tokens", "block_size", "stride"),
+    # Nothing divides; fewer keys than a tile; one token; one segment; every token an anchor; no whole tile.
+    [
+        (9_001, 1_501, 7),
+        (70, 10, 7),
+        (1, 1, 1),
+        (2_048, 2_048, 64),
+        (300, 300, 1),
+        (127, 63, 127),
+        (513, 40, 4),
+    ],
+)
+def test_hopper_kernels_are_the_definition(
+    tokens: int, block_size: int, stride: int, head_dim: int, precision: Precision
+) -> None:
+    shape = Shape(tokens, 3, head_dim, block_size, stride)
+    x = inputs(shape)
+    assert implementation("auto", x.q, precision) == "gluon"
+    out = torch.full_like(x.q, float("nan"))
+    kernel("gluon", precision)(x.q, x.k, x.v, x.layout, shape.scale, out=out)
+    assert bool(out.isfinite().all())
+    exact = truth(shape, x)
+    assert exact.error(out) <= (FP8_ERROR if precision == "fp8" else exact.eager_error)
+
+
+@hopper_only
+@pytest.mark.parametrize("precision", ["full", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hopper_kernels_take_batches_shared_heads_strides_and_chunks(
+    dtype: torch.dtype, precision: Precision
+) -> None:
+    """Beside the kernel for all GPUs, on the same tensors."""
+    layout = anchor_local_layout(AnchorLocalPattern(700, 9, 2), 3_001, torch.device("cuda"), 500, 1_777)
+    rows = torch.randn(2, 3_001, 3, 4, 128, device="cuda", dtype=dtype)
+    q = rows[:, :1_777, 0]
+    k, v = (rows[:, :, part, :2] for part in (1, 2))
+    out = anchor_local_ordered(q, k, v, layout, precision=precision)
+    expected = anchor_local_ordered(q, k, v, layout, precision=precision, impl="triton")
+    error = (out.double() - expected.double()).norm() / expected.double().norm()
+    # Both round weights and results once more than exact sums would; fp8 rounds weights to 3 bits.
+    assert error < (2e-2 if precision == "fp8" else 2**-8)
+    odd = torch.randn(2, 3_001, 2, 129, device="cuda", dtype=dtype)[
+        ..., 1:
+    ]  # rows from no multiple of 16 bytes
+    assert torch.equal(
+        anchor_local_ordered(q, odd, v, layout, precision=precision),
+        anchor_local_ordered(q, odd.contiguous(), v, layout, precision=precision),
+    )
+
+
+@hopper_only
+def test_hopper_kernels_can_be_captured_and_repeat() -> None:
+    shape = SHAPES[128]
+    x = inputs(shape)
+    for precision in ("full", "fp8"):
+        first = anchor_local_ordered(x.q, x.k, x.v, x.layout, precision=precision)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = anchor_local_ordered(x.q, x.k, x.v, x.layout, precision=precision)
+        graph.replay()
+        assert torch.equal(first, captured)
