@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from attention.backends import MeasuredPlan, Plan, TokenGrid, TokenOrder
+from attention.dense import dense_attention, dense_implementation
 from attention.parallel.shards import Shards
 
 
@@ -38,6 +39,7 @@ class Counts:
     all_pairs: int = 0
     tallies: dict[torch.device, Tensor] = field(default_factory=dict)
     implementations: set[str] = field(default_factory=set)
+    dense_implementations: set[str] = field(default_factory=set)
     dense_reasons: Counter[str] = field(default_factory=Counter)
     sparse_received_bytes: int = 0
     dense_received_bytes: int = 0
@@ -103,9 +105,11 @@ class ForwardPass:
         return out
 
     def _dense(self, q: Tensor, k: Tensor, v: Tensor, scale: float, text: int) -> Tensor:
-        if self.shards is None:
-            return _dense(q, k, v, scale)
-        return self.shards.by_heads(lambda q, k, v: _dense(q, k, v, scale), q, k, v, text)
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.counts.dense_implementations.add(dense_implementation(q, k))
+            return dense_attention(q, k, v, scale)
+
+        return attend(q, k, v) if self.shards is None else self.shards.by_heads(attend, q, k, v, text)
 
     def _sparse(
         self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int
@@ -143,12 +147,6 @@ class ForwardPass:
             self.counts.dense_received_bytes += size
         else:
             self.counts.sparse_received_bytes += size
-
-
-def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2).contiguous()
 
 
 def _without_padding(

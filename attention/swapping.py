@@ -27,6 +27,7 @@ from attention.backends import (
     WindowUnit,
 )
 from attention.choice import Impl, Precision
+from attention.dense import SDPA
 from attention.diffusers_door import check_processor, register_backend
 from attention.families import family_of, self_attention_modules
 from attention.families.family import PerToken, TransformerFamily
@@ -40,7 +41,6 @@ from attention.parallel.support import anchored, check_pass, check_shareable
 from attention.registry import Given, build_backend
 from attention.window_sink.sinks import SinkMode
 
-DENSE_IMPLEMENTATION = "sdpa"
 _KEY_PREFIX = "reelwright_"
 _ANY_LAYER = -1  # of backends that do not look at it
 
@@ -51,7 +51,9 @@ class SwapReport(BackendSettings):
 
     Attributes:
         backend: the backend asked for.
-        implementation: what computed the sparse calls (``torch``, ``triton``); ``sdpa`` if there were none.
+        implementation: what computed the sparse calls (``torch``, ``triton``, ``gluon``), or the dense ones
+            if there were no others.
+        dense_implementation: what computed the dense calls (``sdpa``, ``gluon``); ``sdpa`` if there are none.
         tokens: tokens of the clip in the last forward pass, 0 before the first.
         text_tokens: those of text beside them in self-attention, without padding; the most of a batch entry.
         density: allowed pairs over all pairs of the sparse calls; 1 if none was sparse.
@@ -61,6 +63,7 @@ class SwapReport(BackendSettings):
 
     backend: str
     implementation: str
+    dense_implementation: str
     tokens: int
     text_tokens: int
     density: float
@@ -158,10 +161,12 @@ class SwapHandle:
     def report(self) -> SwapReport:
         """What ran so far."""
         counts = self._counts
+        dense = "+".join(sorted(counts.dense_implementations)) or SDPA
         return SwapReport(
             **asdict(self._backend.settings),
             backend=self._backend.name,
-            implementation="+".join(sorted(counts.implementations)) or DENSE_IMPLEMENTATION,
+            implementation="+".join(sorted(counts.implementations)) or dense,
+            dense_implementation=dense,
             tokens=counts.tokens,
             text_tokens=counts.text_tokens,
             density=counts.density,

@@ -71,7 +71,13 @@ class AttentionReport(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: AttentionBackend
-    implementation: str = Field(description="torch or triton; sdpa if no call was sparse.")
+    implementation: str = Field(
+        description="Of the sparse calls: torch, triton (any GPU), gluon (Hopper); of the dense ones if "
+        "there were no others."
+    )
+    dense_implementation: str = Field(
+        default="sdpa", description="Of the dense calls: sdpa (PyTorch) or gluon (Hopper)."
+    )
     token_order: Literal["raster", "tile"] | None = None
     block_size: int | None = None
     block_unit: Literal["tokens", "frames"] | None = None

@@ -94,6 +94,7 @@ def attention_report(handle: SwapHandle, before: AttentionReport | None = None) 
     return now.model_copy(
         update={
             "implementation": sparse.implementation,
+            "dense_implementation": (now if now.dense_calls else before).dense_implementation,
             "density": sparse.density,
             "sparse_calls": now.sparse_calls + before.sparse_calls,
             "dense_calls": now.dense_calls + before.dense_calls,

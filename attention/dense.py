@@ -1,0 +1,35 @@
+"""Dense self-attention: PyTorch's, or on Hopper our own kernel over one range of keys, where that is faster.
+
+Knows which of the two runs. Does not know who asks, or why a call is dense.
+"""
+
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attention.anchor_local.hopper_limits import hopper_takes
+from attention.layout import anchor_local_layout
+from attention.pattern import AnchorLocalPattern
+
+SDPA = "sdpa"
+GLUON = "gluon"
+# Below it the two are about as fast, or PyTorch's is faster (docs/notes.md).
+FEWEST_TOKENS = 8192
+
+
+def dense_implementation(q: Tensor, k: Tensor) -> str:
+    """What ``dense_attention`` runs for such q, k [batch, tokens, heads, head_dim]: ``sdpa`` or ``gluon``."""
+    is_long = q.shape[1] == k.shape[1] >= FEWEST_TOKENS
+    return GLUON if is_long and hopper_takes(q.device, q.dtype, q.shape[3], "full") else SDPA
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """q, k, v [batch, tokens, heads, head_dim]; every query sees every key. Returns the shape of q, dense."""
+    if dense_implementation(q, k) == GLUON:
+        from attention.anchor_local.hopper import anchor_local_hopper
+
+        tokens = q.shape[1]
+        everything = anchor_local_layout(AnchorLocalPattern(tokens, 1), tokens, q.device)
+        return anchor_local_hopper(q, k, v, everything, scale)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2).contiguous()
