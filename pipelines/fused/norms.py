@@ -1,0 +1,191 @@
+"""Residual and layer norm as single operators: of hidden states [batch, tokens, channels].
+
+Knows: the arithmetic of Diffusers' blocks: float32 inside, rounded where Diffusers rounds. Does not know:
+layers. ``modulation`` is [batch, tokens or 1, rows, channels], to which ``table`` [1, rows, channels] is
+added if there is one; ``gate`` and ``shift`` say which rows are taken, -1: none. The scale is the row after
+the shift.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm
+
+_KERNELS_KNOW = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@torch.library.custom_op("reelwright::fused_norm", mutates_args=())
+def norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    shift: int,
+    eps: float,
+) -> Tensor:
+    """Layer norm of x, with weight and bias [channels] or modulation; the shape and dtype of x."""
+    if _takes(x, weight, bias, modulation, table):
+        out = torch.empty_like(x)
+        _launch(x, None, None, out, weight, bias, modulation, table, -1, shift, eps)
+        return out
+    return reference_norm(x, weight, bias, modulation, table, shift, eps)
+
+
+@torch.library.custom_op("reelwright::fused_add_norm", mutates_args=())
+def add_norm(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """hidden + gate * x, and its norm as above."""
+    if _takes(hidden, x, weight, bias, modulation, table):
+        summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+        _launch(x, hidden, summed, normed, weight, bias, modulation, table, gate, shift, eps)
+        return summed, normed
+    summed = reference_add(hidden, x, modulation, table, gate)
+    return summed, reference_norm(summed, weight, bias, modulation, table, shift, eps)
+
+
+@torch.library.custom_op("reelwright::fused_add_norm_", mutates_args=("hidden",))
+def add_norm_(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> Tensor:
+    """The same; hidden becomes the sum, and the norm is given."""
+    if _takes(hidden, x, weight, bias, modulation, table):
+        normed = torch.empty_like(hidden)
+        _launch(x, hidden, hidden, normed, weight, bias, modulation, table, gate, shift, eps)
+        return normed
+    hidden.copy_(reference_add(hidden, x, modulation, table, gate))
+    return reference_norm(hidden, weight, bias, modulation, table, shift, eps)
+
+
+@torch.library.custom_op("reelwright::fused_add_", mutates_args=("hidden",))
+def add_(hidden: Tensor, x: Tensor, modulation: Tensor | None, table: Tensor | None, gate: int) -> None:
+    """hidden becomes hidden + gate * x."""
+    if _takes(hidden, x, modulation, table):
+        _launch(x, hidden, hidden, None, None, None, modulation, table, gate, -1, 0.0)
+    else:
+        hidden.copy_(reference_add(hidden, x, modulation, table, gate))
+
+
+@norm.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    shift: int,
+    eps: float,
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+@add_norm.register_fake
+def _(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(hidden), torch.empty_like(hidden)
+
+
+@add_norm_.register_fake
+def _(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> Tensor:
+    return torch.empty_like(hidden)
+
+
+@add_.register_fake
+def _(hidden: Tensor, x: Tensor, modulation: Tensor | None, table: Tensor | None, gate: int) -> None:
+    return None
+
+
+def reference_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    shift: int,
+    eps: float,
+) -> Tensor:
+    """``norm`` in plain PyTorch."""
+    wide = _wide(x.dtype)
+    weight, bias = (None if each is None else each.to(wide) for each in (weight, bias))
+    out = layer_norm(x.to(wide), x.shape[-1:], weight, bias, eps)
+    if modulation is not None and shift >= 0:
+        scale = modulation_row(modulation, table, shift + 1, wide)
+        out = out * (1 + scale) + modulation_row(modulation, table, shift, wide)
+    return out.to(x.dtype)
+
+
+def reference_add(
+    hidden: Tensor, x: Tensor, modulation: Tensor | None, table: Tensor | None, gate: int
+) -> Tensor:
+    """``hidden + gate * x`` in plain PyTorch."""
+    wide = _wide(hidden.dtype)
+    product = x.to(wide)
+    if modulation is not None and gate >= 0:
+        product = product * modulation_row(modulation, table, gate, wide)
+    return (hidden.to(wide) + product).to(hidden.dtype)
+
+
+def modulation_row(modulation: Tensor, table: Tensor | None, index: int, dtype: torch.dtype) -> Tensor:
+    """One row of each token's modulation, [batch, tokens or 1, channels]."""
+    values = modulation[:, :, index].to(dtype)
+    return values if table is None else values + table[:, index, None].to(dtype)
+
+
+def kernels_take(*tensors: Tensor | None) -> bool:
+    """Whether these are a GPU's, with dense rows of a dtype that the kernels know."""
+    there = [x for x in tensors if x is not None]
+    return all(x.is_cuda and x.dtype in _KERNELS_KNOW and x.stride(-1) == 1 for x in there)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _takes(x: Tensor, *rest: Tensor | None) -> bool:
+    if not kernels_take(x, *rest):
+        return False
+    *same, modulation, table = rest
+    dense = all(each.is_contiguous() for each in (x, *same, table) if each is not None)
+    rows = modulation is None or modulation.stride(2) == modulation.shape[3]
+    return dense and rows
+
+
+def _launch(*arguments: Tensor | float | None) -> None:
+    from pipelines.fused.kernels import add_norm_triton
+
+    add_norm_triton(*arguments)  # type: ignore[arg-type]
