@@ -34,7 +34,7 @@ from configs.model_preset import ModelPreset
 from pipelines import run_job
 from pipelines.loading import made_ready
 from pipelines.memory import peak_meter, release_memory
-from pipelines.precision import Precision
+from pipelines.precision import Precision, resolve_device
 
 PROMPT_WORDS = 60
 WARM_UP_STEPS = 2
@@ -45,7 +45,7 @@ class JobBench:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.device = torch.device(request.device)
+        self.device = resolve_device(request.device)
         self.pipe = random_pipeline(
             request.architecture, self.device, network_dtype(self.device), request.seed
         )

@@ -28,6 +28,7 @@ def available_bytes(device: torch.device, limit_bytes: int | None = None) -> int
     """Bytes that tensors could take now: on a GPU all of this process's, those it has included; on a CPU what
     this process could take on top of what it has. ``limit_bytes``: what it may have in all."""
     if device.type == "cuda":
+        device = _indexed(device)
         free, total = torch.cuda.mem_get_info(device)
         share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
         return min(free + torch.cuda.memory_reserved(device), share, limit_bytes or total)
@@ -44,7 +45,7 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
     """Let this process have no more of a GPU than that: torch then runs out of memory as on a smaller one."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), _indexed(device))
 
 
 def in_use_meter(device: torch.device) -> Callable[[], int]:
@@ -52,6 +53,11 @@ def in_use_meter(device: torch.device) -> Callable[[], int]:
     if device.type != "cuda":
         return _resident_bytes
     return lambda: int(torch.cuda.memory_allocated(device))
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The GPU with its number, which torch wants here; without one it is the current one."""
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
 def _host_bytes() -> int:

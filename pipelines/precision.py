@@ -41,7 +41,7 @@ def choose_precision(device: str, dtype: str) -> Precision:
     """
     if dtype not in ("auto", *DTYPES):
         raise PrecisionError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
-    chosen = _device(device)
+    chosen = resolve_device(device)
     if chosen.type == "cuda":
         return Precision(chosen, DTYPES.get(dtype, torch.bfloat16), torch.float32)
     if dtype != "auto":
@@ -49,7 +49,12 @@ def choose_precision(device: str, dtype: str) -> Precision:
     return Precision(chosen, faster_on_cpu(_matrix_product), faster_on_cpu(_convolution))
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """The device of that name, a GPU with its index: the first one if none is named.
+
+    Raises:
+        PrecisionError: unknown name, or a device that is not there.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

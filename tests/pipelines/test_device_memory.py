@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from pipelines.device_memory import in_use_meter, total_bytes
+from pipelines.device_memory import available_bytes, in_use_meter, total_bytes
 
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
@@ -23,6 +23,21 @@ def test_what_is_allocated_is_in_use_until_it_is_freed() -> None:
     assert 60 * MEBIBYTE < meter() - before < 100 * MEBIBYTE
     del tensor
     assert meter() - before < 30 * MEBIBYTE
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def fraction(device: torch.device) -> float:
+        asked.append(device)
+        return 0.5
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 20)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", fraction)
+    assert available_bytes(torch.device("cuda")) == available_bytes(torch.device("cuda", 3)) == 50
+    assert asked == [torch.device("cuda", 3)] * 2
 
 
 @pytest.mark.gpu
