@@ -23,9 +23,12 @@ from benchmarks.pipeline_records import Facts, Request, Round
 from benchmarks.random_models import fingerprint, random_module, weight_bytes
 from benchmarks.variants import Variant
 from pipelines.compiling import RepeatedBlocks
-from pipelines.feed_forward import SlicedFeedForward, sliced_feed_forward
+from pipelines.feed_forward import OneFp8Operator, OneOperator, SlicedFeedForward, sliced_feed_forward
 from pipelines.fp8 import require_fp8, to_fp8
+from pipelines.joined_attention import join_projections
 from pipelines.memory import peak_meter
+from pipelines.output_norm import PostponedNorm, sliced_output_norm
+from pipelines.precision import resolve_device
 
 OUTPUT_VALUES = 4096
 TIMESTEP = 500
@@ -36,7 +39,7 @@ class StepBench:
     """A transformer with random weights and random inputs."""
 
     def __init__(self, request: Request) -> None:
-        architecture, device = request.architecture, torch.device(request.device)
+        architecture, device = request.architecture, resolve_device(request.device)
         self._device = device
         self._repeats = request.repeats
         dtype = network_dtype(device)
@@ -131,23 +134,33 @@ def _swapped(transformer: Any, request: Request) -> SwapHandle:
 
 
 def compute_as(transformer: Any, request: Request) -> str:
-    """Switch on what the variant says beside attention, with the server's own parts; what that was.
+    """What the server does with every model and job, and what the variant says beside attention; in words.
 
     Raises:
         ValueError: the device has no fp8.
     """
-    switches, blocks, done = request.variant.switches, repeated_blocks(transformer), []
+    switches, blocks, device = request.variant.switches, repeated_blocks(transformer), request.device
+    done = []
+    if resolve_device(device).type == "cuda" and (joined := join_projections(transformer)):
+        done.append(f"q, k and v of {joined} layers in one product")
     if "fp8" in switches:
-        require_fp8(torch.device(request.device), transformer.dtype)
+        require_fp8(resolve_device(device), transformer.dtype)
         done.append(f"{to_fp8(blocks)} layers in fp8")
     if "compile" in switches:
-        RepeatedBlocks(blocks, torch.device(request.device), "on")
+        RepeatedBlocks(blocks, resolve_device(device), "on")
         done.append("compiled")
-    if "chunks" in switches:
-        _FOR_GOOD.enter_context(sliced_feed_forward([transformer], request.chunks))
-        if not any(isinstance(module, SlicedFeedForward) for module in transformer.modules()):
+    chunks = request.chunks if "chunks" in switches else 1
+    _FOR_GOOD.enter_context(sliced_feed_forward([transformer], chunks))
+    _FOR_GOOD.enter_context(sliced_output_norm([transformer]))
+    modules = list(transformer.modules())
+    if chunks > 1:
+        if not any(isinstance(module, SlicedFeedForward) for module in modules):
             raise RuntimeError("the feed-forward is whole")
-        done.append(f"feed-forward in {request.chunks}")
+        done.append(f"feed-forward in {chunks}")
+    if any(isinstance(module, OneOperator | OneFp8Operator) for module in modules):
+        done.append("feed-forward one operator")
+    if any(isinstance(module, PostponedNorm) for module in modules):
+        done.append("output norm in slices")
     return ", ".join(done)
 
 

@@ -2,6 +2,7 @@
 
 Knows: the number format and which layers take it. Does not know: models or devices beyond what fp8 needs.
 ``y = (x8 @ w8.T) * scale_x * scale_w + bias`` with ``x8 = round(x / scale_x)``, ``scale_x = max|row| / 448``.
+Sums are kept in the matrix units over a whole product, which have fewer bits than float32 ("fast accum").
 """
 
 from collections.abc import Sequence
@@ -52,22 +53,54 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, scale = quantise_rows(x.reshape(-1, self.in_features))
-        out = torch._scaled_mm(
-            rows,
-            self.weight.t(),
-            scale_a=scale,
-            scale_b=self.weight_scale,
-            bias=self.bias,
-            out_dtype=torch.bfloat16,
-        )
+        out = multiply(rows, scale, self.weight, self.weight_scale, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
+
+
+def multiply(
+    rows: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Quantised rows [n, in] with scales [n, 1], times the weight [out, in] of a layer: bfloat16 [n, out].
+
+    ``out`` is written if it is given.
+    """
+    given = {} if out is None else {"out": out}
+    return torch._scaled_mm(
+        rows,
+        weight.t(),
+        scale_a=scale,
+        scale_b=weight_scale,
+        bias=bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+        **given,
+    )
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, columns] -> the same in e4m3, and float32 [rows, 1] that it is to be multiplied by."""
+    if x.is_cuda and not torch.compiler.is_compiling():
+        from pipelines.row_kernels import quantise_rows_triton
+
+        return quantise_rows_triton(x)
+    # A graph has these operators, not the kernel, so that they are fused with what made x.
     wide = x.float()
     scale = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
-    return (wide / scale).clamp(-LARGEST, LARGEST).to(FORMAT), scale
+    return (wide * (1.0 / scale)).clamp(-LARGEST, LARGEST).to(FORMAT), scale
+
+
+def quantise_gelu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``quantise_rows`` of GELU by tanh, which a GPU computes on the way."""
+    if x.is_cuda:
+        from pipelines.row_kernels import quantise_rows_triton
+
+        return quantise_rows_triton(x, gelu=True)
+    return quantise_rows(nn.functional.gelu(x, approximate="tanh"))
 
 
 @torch.no_grad()

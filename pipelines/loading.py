@@ -30,6 +30,7 @@ from pipelines.families import FAMILIES, Family, Network, Pipeline
 from pipelines.fitting import OffloadError, place_weights
 from pipelines.folder import FolderError, check_folder
 from pipelines.fp8 import Fp8Error, require_fp8, to_fp8
+from pipelines.joined_attention import join_projections
 from pipelines.placement import Placement
 from pipelines.precision import Precision, PrecisionError, choose_precision
 from pipelines.text_cache import TextCache
@@ -142,6 +143,10 @@ def made_ready(
     _check_fit(pipe, family, preset)
     if precision.device.type == "cpu":
         _channels_last(pipe.vae)
+    if precision.device.type == "cuda":  # a CPU's matrix products gain nothing
+        for name in family.network_names:
+            if name.startswith("transformer") and getattr(pipe, name) is not None:
+                join_projections(getattr(pipe, name))
     blocks = family.blocks(pipe)
     if compute.precision == "fp8":
         require_fp8(precision.device, precision.network)

@@ -37,6 +37,7 @@ from pipelines.frames import Frames
 from pipelines.loading import LoadedPipeline
 from pipelines.manifests import environment_of
 from pipelines.memory import release_memory
+from pipelines.output_norm import sliced_output_norm
 from pipelines.previewing import Previewer
 from pipelines.split_guidance import split_guidance
 from pipelines.stages import StageRecorder
@@ -223,6 +224,7 @@ class Making:
                 with (
                     loaded.placement.denoising(),
                     sliced_feed_forward(loaded.transformers, chunks),
+                    sliced_output_norm(loaded.transformers),
                     _guidance_on_halves(loaded, self._params),
                     self._computing.within(text),
                 ):

@@ -1,0 +1,140 @@
+"""Triton kernels that read a row once: quantising to e4m3, after GELU or not, and norm with rotary embedding.
+
+Knows: rows of matrices on a GPU. Does not know: layers, or when a kernel is the better way; the same in
+PyTorch is beside the callers (``fp8.py``, ``joined_attention.py``).
+"""
+
+# Kernels are compiled by Triton; their arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LARGEST = tl.constexpr(448.0)
+_SMALLEST_SCALE = tl.constexpr(1e-12)
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _gelu(x, INTERPRETED: tl.constexpr):
+    """GELU by tanh; its error, 2**-11 of the tanh, vanishes in the rounding to e4m3."""
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    if INTERPRETED:
+        small = tl.exp(-2.0 * tl.abs(inner))
+        tanh = tl.where(inner < 0, -1.0, 1.0) * (1.0 - small) / (1.0 + small)
+    else:
+        tanh = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [inner], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 0.5 * x * (1.0 + tanh)
+
+
+@triton.jit
+def _quantise_kernel(
+    source, out, scales, stride_row,
+    COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, GELU: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One row, in registers: the first FIRST columns, and those after them filled up to REST."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.arange(0, FIRST)
+    source += row * stride_row
+    out += row * COLUMNS
+    # A row without a rest loads one column of it, masked away, for nothing.
+    rest = FIRST + tl.arange(0, REST)
+    there = rest < COLUMNS
+    a = tl.load(source + first).to(tl.float32)
+    b = tl.load(source + rest, mask=there, other=0.0).to(tl.float32)
+    if GELU:
+        a = _gelu(a, INTERPRETED)
+        b = _gelu(b, INTERPRETED)  # of zero, zero
+    most = tl.maximum(tl.reduce(tl.abs(a), 0, _larger), tl.reduce(tl.abs(b), 0, _larger))
+    scale = tl.maximum(most / _LARGEST, _SMALLEST_SCALE)
+    tl.store(scales + row, scale)
+    factor = 1.0 / scale
+    a = tl.minimum(tl.maximum(a * factor, -_LARGEST), _LARGEST)
+    b = tl.minimum(tl.maximum(b * factor, -_LARGEST), _LARGEST)
+    tl.store(out + first, a.to(tl.float8e4nv))
+    tl.store(out + rest, b.to(tl.float8e4nv), mask=there)
+
+
+def quantise_rows_triton(x: Tensor, *, gelu: bool = False) -> tuple[Tensor, Tensor]:
+    """[rows, columns], dense rows -> the same, or its GELU, in e4m3; float32 [rows, 1] to multiply it by."""
+    rows, columns = x.shape
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    first = 1 << (columns.bit_length() - 1)
+    if rows:
+        _quantise_kernel[(rows,)](
+            x,
+            out,
+            scales,
+            x.stride(0),
+            COLUMNS=columns,
+            FIRST=first,
+            REST=triton.next_power_of_2(max(columns - first, 1)),
+            GELU=gelu,
+            INTERPRETED=x.device.type == "cpu",
+            num_warps=8 if columns > 4096 else 4,
+        )
+    return out, scales
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _norm_rotate_kernel(
+    qkv, q_weight, k_weight, cos, sin, tokens, eps,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEADS_PADDED: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The q (program 0 of the second axis) or k (program 1) of one token, in place."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    heads = tl.arange(0, HEADS_PADDED)
+    columns = tl.arange(0, HEAD_DIM)
+    pairs = tl.arange(0, HEAD_DIM // 2)
+    at = heads[:, None] * HEAD_DIM + columns[None, :]
+    mask = (heads < HEADS)[:, None] & (columns < HEAD_DIM)[None, :]
+    qkv += (row * PARTS + part) * (HEADS * HEAD_DIM)
+    weight = q_weight if part == 0 else k_weight
+    x = tl.load(qkv + at, mask=mask, other=0.0)
+    dtype = x.dtype
+    x = x.to(tl.float32)
+    mean = tl.sum(tl.sum(x * x, 1), 0) / (HEADS * HEAD_DIM)
+    scaled = x * tl.rsqrt(mean + eps) * tl.load(weight + at, mask=mask, other=0.0).to(tl.float32)
+    # As the norm would store it.
+    scaled = scaled.to(dtype).to(tl.float32)
+    even, odd = tl.split(tl.reshape(scaled, [HEADS_PADDED, HEAD_DIM // 2, 2]))
+    table = (row % tokens) * (HEAD_DIM // 2) + pairs
+    c = tl.load(cos + table)[None, :]
+    s = tl.load(sin + table)[None, :]
+    rotated = tl.join(even * c - odd * s, even * s + odd * c)
+    tl.store(qkv + at, tl.reshape(rotated, [HEADS_PADDED, HEAD_DIM]).to(dtype), mask=mask)
+
+
+def norm_and_rotate_triton(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, heads: int, eps: float
+) -> None:
+    """As ``joined_attention.norm_and_rotate_``; head_dim is a power of two, all is dense."""
+    batch, tokens, width = qkv.shape
+    head_dim = width // 3 // heads
+    if batch * tokens:
+        _norm_rotate_kernel[(batch * tokens, 2)](
+            qkv,
+            q_weight,
+            k_weight,
+            cos,
+            sin,
+            tokens,
+            eps,
+            HEADS=heads,
+            HEAD_DIM=head_dim,
+            HEADS_PADDED=triton.next_power_of_2(heads),
+            PARTS=3,
+            num_warps=4,
+        )
