@@ -25,7 +25,7 @@ def norm(
 ) -> Tensor:
     """Layer norm of x, with weight and bias [channels] or modulation; the shape and dtype of x."""
     if _takes(x, weight, bias, modulation, table):
-        out = torch.empty_like(x)
+        out = x.new_empty(x.shape)
         _launch(x, None, None, out, weight, bias, modulation, table, -1, shift, eps)
         return out
     return reference_norm(x, weight, bias, modulation, table, shift, eps)
@@ -45,10 +45,10 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """hidden + gate * x, and its norm as above."""
     if _takes(hidden, x, weight, bias, modulation, table):
-        summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
+        summed, normed = hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape)
         _launch(x, hidden, summed, normed, weight, bias, modulation, table, gate, shift, eps)
         return summed, normed
-    summed = reference_add(hidden, x, modulation, table, gate)
+    summed = reference_add(hidden, x, modulation, table, gate).contiguous()
     return summed, reference_norm(summed, weight, bias, modulation, table, shift, eps)
 
 
@@ -66,7 +66,7 @@ def add_norm_(
 ) -> Tensor:
     """The same; hidden becomes the sum, and the norm is given."""
     if _takes(hidden, x, weight, bias, modulation, table):
-        normed = torch.empty_like(hidden)
+        normed = hidden.new_empty(hidden.shape)
         _launch(x, hidden, hidden, normed, weight, bias, modulation, table, gate, shift, eps)
         return normed
     hidden.copy_(reference_add(hidden, x, modulation, table, gate))
@@ -92,7 +92,7 @@ def _(
     shift: int,
     eps: float,
 ) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
 
 
 @add_norm.register_fake
@@ -107,7 +107,7 @@ def _(
     shift: int,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hidden), torch.empty_like(hidden)
+    return hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape)
 
 
 @add_norm_.register_fake
@@ -122,7 +122,7 @@ def _(
     shift: int,
     eps: float,
 ) -> Tensor:
-    return torch.empty_like(hidden)
+    return hidden.new_empty(hidden.shape)
 
 
 @add_.register_fake
@@ -146,7 +146,7 @@ def reference_norm(
     if modulation is not None and shift >= 0:
         scale = modulation_row(modulation, table, shift + 1, wide)
         out = out * (1 + scale) + modulation_row(modulation, table, shift, wide)
-    return out.to(x.dtype)
+    return out.to(x.dtype).contiguous()
 
 
 def reference_add(

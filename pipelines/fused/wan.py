@@ -1,0 +1,230 @@
+"""Wan's blocks with their norms, residuals and rotary embedding as single operators.
+
+Knows: Diffusers' Wan classes, with q, k and v joined or not. Does not know: jobs, or what computes attention:
+that is the processor's backend. Modules with large weights are called, so hooks on them stay in force; what a
+block does not understand, the class it was does.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from diffusers.hooks._helpers import TransformerBlockRegistry
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.normalization import FP32LayerNorm
+from diffusers.models.transformers.transformer_wan import (
+    WanAttention,
+    WanAttnProcessor,
+    WanTransformer3DModel,
+    WanTransformerBlock,
+    _get_added_kv_projections,
+    _get_qkv_projections,
+)
+from torch import Tensor, nn
+
+from pipelines.fused.norms import add_, add_norm, add_norm_, norm, reference_add
+from pipelines.fused.projection import norm_linear
+from pipelines.fused.rotary import norm_rotate_, norm_rotate_joined_, rms_norm_
+from pipelines.joined_attention import has_hooks
+
+# Rows of a block's modulation; the scale of a norm is the row after its shift.
+SHIFT, GATE, FEED_FORWARD_SHIFT, FEED_FORWARD_GATE = 0, 2, 3, 5
+IMAGE_TEXT_TOKENS = 512  # Diffusers' own number: what comes before so many tokens is of the image
+
+
+class Modulation(NamedTuple):
+    """Of a block: values [batch, tokens or 1, 6, channels], to which the table [1, 6, channels] is added."""
+
+    values: Tensor
+    table: Tensor | None
+
+
+def fuse_blocks(transformer: nn.Module) -> int:
+    """Have every block of a Wan transformer run so; returns how many, 0 if one of them is unusual.
+
+    After weights are joined or quantised, and before blocks are compiled.
+    """
+    if type(transformer) is not WanTransformer3DModel:
+        return 0
+    blocks: list[Any] = list(transformer.blocks)
+    if not all(map(_may_fuse, blocks)):
+        return 0
+    # Caches look a block's class up.
+    TransformerBlockRegistry.register(FusedBlock, replace(TransformerBlockRegistry.get(WanTransformerBlock)))
+    for block in blocks:
+        block.__class__ = FusedBlock
+        for attention in (block.attn1, block.attn2):
+            attention.__class__ = _fused_attention(type(attention))
+    return len(blocks)
+
+
+def part_blocks(transformer: nn.Module) -> None:
+    """Undo ``fuse_blocks``."""
+    for module in transformer.modules():
+        if isinstance(module, FusedBlock | FusedAttention):
+            module.__class__ = module.stock
+
+
+class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no types
+    """What a block is then."""
+
+    stock = WanTransformerBlock
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        temb: Tensor,
+        rotary_emb: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """As of Diffusers' block. What comes in is not written to: caches keep it."""
+        modulation = _modulation(temb, self.scale_shift_table)
+        attended = self.attn1(hidden_states, None, None, rotary_emb, modulated=(modulation, self.norm1.eps))
+        hidden, normed = self._add_norm2(hidden_states, attended, modulation)
+        del hidden_states, attended
+        attended = self.attn2(normed, encoder_hidden_states, None, None)
+        del normed
+        normed = add_norm_(hidden, attended, None, None, *modulation, -1, FEED_FORWARD_SHIFT, self.norm3.eps)
+        del attended
+        add_(hidden, self.ffn(normed), *modulation, FEED_FORWARD_GATE)
+        return hidden
+
+    def _add_norm2(self, hidden: Tensor, x: Tensor, modulation: Modulation) -> tuple[Tensor, Tensor]:
+        if isinstance(self.norm2, nn.Identity):
+            summed = reference_add(hidden, x, *modulation, GATE)
+            return summed, summed
+        weight, bias = self.norm2.weight, self.norm2.bias
+        both: tuple[Tensor, Tensor] = add_norm(hidden, x, weight, bias, *modulation, GATE, -1, self.norm2.eps)
+        return both
+
+
+class FusedAttention(WanAttention):  # type: ignore[misc]
+    """What an attention layer is then, in front of the class that it was."""
+
+    stock: type = WanAttention
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
+        modulated: tuple[Modulation, float] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As of Diffusers' layer; hidden states are first normed with this modulation and eps, if given."""
+        is_self = encoder_hidden_states is None
+        unusual = attention_mask is not None or kwargs or is_self != (rotary_emb is not None)
+        if unusual or type(self.processor) is not WanAttnProcessor:
+            if modulated is not None:
+                hidden_states = _normed(hidden_states, *modulated)
+            out: Tensor = super().forward(
+                hidden_states, encoder_hidden_states, attention_mask, rotary_emb, **kwargs
+            )
+            return out
+        if is_self:
+            attended = self._attend_self(hidden_states, rotary_emb, modulated)
+        else:
+            attended = self._attend_text(hidden_states, encoder_hidden_states)
+        projected: Tensor = self.to_out[1](self.to_out[0](attended))
+        return projected
+
+    def _attend_self(self, hidden: Tensor, rotary: Any, modulated: Any) -> Tensor:
+        weights = self.norm_q.weight, self.norm_k.weight
+        if self.fused_projections:
+            qkv = self._joined(hidden, modulated)
+            norm_rotate_joined_(qkv, *weights, *rotary, self.heads, self.norm_q.eps)
+            q, k, v = qkv.chunk(3, dim=-1)
+            del qkv
+        else:
+            normed = hidden if modulated is None else _normed(hidden, *modulated)
+            q, k, v = self.to_q(normed), self.to_k(normed), self.to_v(normed)
+            del normed
+            norm_rotate_(q, k, *weights, *rotary, self.heads, self.norm_q.eps)
+        return self._dispatch(q, k, v, self.processor._parallel_config)
+
+    def _joined(self, hidden: Tensor, modulated: Any) -> Tensor:
+        """q, k and v [batch, tokens, 3 * channels]."""
+        layer: Any = self.to_qkv
+        if modulated is None or not _is_plain(layer, hidden.dtype):
+            qkv: Tensor = layer(hidden if modulated is None else _normed(hidden, *modulated))
+        else:
+            modulation, eps = modulated
+            qkv = norm_linear(hidden, *modulation, SHIFT, eps, layer.weight, layer.bias)
+        return qkv
+
+    def _attend_text(self, hidden: Tensor, text: Any) -> Tensor:
+        image = None
+        if self.add_k_proj is not None:
+            images = text.shape[1] - IMAGE_TEXT_TOKENS
+            image, text = text[:, :images], text[:, images:]
+        q, k, v = _get_qkv_projections(self, hidden, text)
+        if self.fused_projections:
+            k = k.contiguous()  # an operator that writes to one half of a product would copy all of it
+        rms_norm_(q, self.norm_q.weight, self.norm_q.eps)
+        rms_norm_(k, self.norm_k.weight, self.norm_k.eps)
+        attended = self._dispatch(q, k, v, None)
+        if image is not None:
+            k, v = _get_added_kv_projections(self, image)
+            attended = attended + self._dispatch(q, self.norm_added_k(k), v, None)
+        return attended
+
+    def _dispatch(self, q: Tensor, k: Tensor, v: Tensor, parallel_config: Any) -> Tensor:
+        """[batch, tokens, channels] -> the same."""
+        q, k, v = (x.unflatten(2, (self.heads, -1)) for x in (q, k, v))
+        out: Tensor = dispatch_attention_fn(
+            q,
+            k,
+            v,
+            attn_mask=None,
+            dropout_p=0.0,
+            is_causal=False,
+            backend=self.processor._attention_backend,
+            parallel_config=parallel_config,
+        )
+        return out.flatten(2, 3).type_as(q)
+
+
+@lru_cache
+def _fused_attention(kind: type) -> type:
+    if kind is WanAttention:
+        return FusedAttention
+    return type(f"Fused{kind.__name__}", (FusedAttention, kind), {"stock": kind})
+
+
+def _modulation(temb: Tensor, table: Tensor) -> Modulation:
+    """Of timestep embeddings [batch, 6, channels], or of each token [batch, tokens, 6, channels]."""
+    if temb.ndim == 4:
+        return Modulation(temb, table)
+    return Modulation((table + temb.float())[:, None], None)
+
+
+def _is_plain(layer: Any, dtype: torch.dtype) -> bool:
+    """Whether a layer's weights may be used without calling it."""
+    watched = layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) is nn.Linear and layer.weight.dtype == dtype and not watched
+
+
+def _normed(hidden: Tensor, modulation: Modulation, eps: float) -> Tensor:
+    out: Tensor = norm(hidden, None, None, *modulation, SHIFT, eps)
+    return out
+
+
+def _may_fuse(block: Any) -> bool:
+    plain_norms = [block.norm1, block.norm3]
+    rms_norms = [each for layer in (block.attn1, block.attn2) for each in (layer.norm_q, layer.norm_k)]
+    return (
+        type(block) is WanTransformerBlock
+        and all(type(each) is FP32LayerNorm and each.weight is None for each in plain_norms)
+        and (type(block.norm2) is nn.Identity or _is_affine(block.norm2))
+        and all(type(each) is nn.RMSNorm and each.weight is not None and each.eps for each in rms_norms)
+        and block.attn1.norm_q.eps == block.attn1.norm_k.eps
+        and block.attn1.add_k_proj is None
+        and not any(has_hooks(each) for each in (*plain_norms, block.norm2, *rms_norms))
+        and all(type(each.processor) is WanAttnProcessor for each in (block.attn1, block.attn2))
+    )
+
+
+def _is_affine(module: nn.Module) -> bool:
+    return type(module) is FP32LayerNorm and module.weight is not None

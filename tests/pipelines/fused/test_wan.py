@@ -1,0 +1,196 @@
+"""Fused blocks against stock ones: the same numbers, in every variant of Wan, swapped, hooked, cached."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from diffusers.models.transformers.transformer_wan import WanAttention, WanTransformerBlock
+from peft import LoraConfig
+from torch import Tensor, nn
+
+from attention import swap
+from pipelines.feed_forward import sliced_feed_forward
+from pipelines.fp8 import to_fp8
+from pipelines.fused.wan import FusedAttention, FusedBlock, fuse_blocks, part_blocks
+from pipelines.joined_attention import join_projections, part_projections
+from pipelines.step_cache import step_cached
+from tests.attention.families.running import arguments, built
+from tests.attention.families.variants import VARIANTS, Variant
+
+WAN = [variant for variant in VARIANTS if type(variant.build()).__name__ == "WanTransformer3DModel"]
+PLAIN = WAN[0]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def one_pass(model: Any, variant: Variant) -> Tensor:
+    given = arguments(variant, dtype=model.patch_embedding.weight.dtype)
+    out: Tensor = model(**given, return_dict=False)[0]
+    return out
+
+
+@pytest.mark.parametrize("variant", WAN, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("cross_attn_norm", [False, True])
+def test_a_pass_is_the_same_fused_and_before_and_after(
+    variant: Variant, joined: bool, swapped: bool, cross_attn_norm: bool
+) -> None:
+    model = built(variant).float()
+    if not cross_attn_norm:
+        for block in model.blocks:
+            block.norm2 = nn.Identity()
+
+    def ran() -> Tensor:
+        if not swapped:
+            return one_pass(model, variant)
+        with swap(model, "anchor_local", block_size=8, anchor_stride=5) as handle:
+            out = one_pass(model, variant)
+        assert handle.report().sparse_calls == len(model.blocks)
+        return out
+
+    stock = ran()
+    if joined:
+        assert join_projections(model) == len(model.blocks)
+    classes = {name: type(module) for name, module in model.named_modules()}
+    before = ran()
+    assert fuse_blocks(model) == len(model.blocks)
+    assert all(
+        type(block) is FusedBlock and isinstance(block.attn1, FusedAttention) for block in model.blocks
+    )
+    assert fuse_blocks(model) == 0
+    found = ran()
+    torch.testing.assert_close(found, stock, rtol=1e-5, atol=1e-5)
+    part_blocks(model)
+    assert {name: type(module) for name, module in model.named_modules()} == classes
+    assert torch.equal(ran(), before)
+    part_projections(model)
+    assert {type(block.attn1) for block in model.blocks} == {WanAttention}
+
+
+@pytest.mark.parametrize("variant", WAN, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("joined", [False, True])
+def test_bfloat16_is_as_near_to_float64_as_stock(variant: Variant, joined: bool) -> None:
+    model = built(variant)
+    truth = one_pass(model, variant)
+    model.bfloat16()
+    stock = one_pass(model, variant)
+    if joined:
+        join_projections(model)
+    fuse_blocks(model)
+    error = (one_pass(model, variant).double() - truth).norm() / truth.norm()
+    assert error < 1.2 * (stock.double() - truth).norm() / truth.norm()
+
+
+def test_the_input_of_a_block_is_not_written_to() -> None:
+    model = built(PLAIN).float()
+    fuse_blocks(model)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda module, args: kept.append((args[0], args[0].clone())))
+    one_pass(model, PLAIN)
+    assert len(kept) == len(model.blocks)
+    assert all(torch.equal(given, copied) for given, copied in kept)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_hooks_on_modules_are_called(joined: bool) -> None:
+    model = built(PLAIN).float()
+    if joined:
+        join_projections(model)
+    fuse_blocks(model)
+    expected = {"attn1", "attn1.to_out.0", "attn2", "attn2.to_q", "attn2.to_out.0", "ffn", "ffn.net.2"}
+    expected |= set() if joined else {"attn1.to_q", "attn1.to_k", "attn1.to_v"}
+    called: set[str] = set()
+
+    def watch(name: str) -> None:
+        model.blocks[1].get_submodule(name).register_forward_hook(lambda *args: called.add(name))
+
+    for name in expected:
+        watch(name)
+    one_pass(model, PLAIN)
+    assert called == expected
+
+
+def test_watched_products_are_called_in_joined_layers_too() -> None:
+    model = built(PLAIN).float()
+    join_projections(model)
+    fuse_blocks(model)
+    expected = one_pass(model, PLAIN)
+    called: list[int] = []
+    model.blocks[0].attn1.to_qkv.register_forward_hook(lambda *args: called.append(1))
+    torch.testing.assert_close(one_pass(model, PLAIN), expected, rtol=1e-5, atol=1e-5)
+    assert called == [1]
+
+
+def test_layers_with_lora_are_called() -> None:
+    model = built(PLAIN).float()
+    model.add_adapter(LoraConfig(r=2, target_modules=["blocks.1.attn1.to_v"], init_lora_weights=False))
+    expected = one_pass(model, PLAIN)
+    assert fuse_blocks(model) == len(model.blocks)
+    torch.testing.assert_close(one_pass(model, PLAIN), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_in_fp8_are_called() -> None:
+    model = built(PLAIN).bfloat16()
+    join_projections(model)
+    to_fp8(model.blocks)
+    expected = one_pass(model, PLAIN).float()
+    fuse_blocks(model)
+    error = (one_pass(model, PLAIN).float() - expected).norm() / expected.norm()
+    assert error < 0.02
+
+
+def test_another_processor_attends_in_its_own_way() -> None:
+    model = built(PLAIN).float()
+    expected = one_pass(model, PLAIN)
+    join_projections(model)
+    fuse_blocks(model)
+
+    class Mine(type(model.blocks[0].attn1.processor)):  # type: ignore[misc]
+        """Of somebody who changed what attention does."""
+
+    for block in model.blocks:
+        block.attn1.processor, block.attn2.processor = Mine(), Mine()
+    torch.testing.assert_close(one_pass(model, PLAIN), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_unusual_blocks_are_left_alone() -> None:
+    model = built(PLAIN)
+    handle = model.blocks[1].norm2.register_forward_hook(lambda *args: None)
+    assert fuse_blocks(model) == 0
+    handle.remove()
+    model.blocks[0].attn2.norm_k = nn.Identity()
+    assert fuse_blocks(model) == 0
+    assert {type(block) for block in model.blocks} == {WanTransformerBlock}
+    assert fuse_blocks(nn.Linear(2, 2)) == 0
+
+
+@pytest.mark.parametrize("cache", ["first_block", "taylor_seer"])
+def test_step_caches_take_fused_blocks(cache: Any) -> None:
+    stock, fused = built(PLAIN).float(), built(PLAIN).float()
+    fuse_blocks(fused)
+
+    def ran(model: Any) -> tuple[list[Tensor], int]:
+        with step_cached([model], [model.blocks[-1]], cache) as counts, model.cache_context("cond"):
+            outs = [one_pass(model, PLAIN) for _ in range(5)]
+        return outs, counts.cached
+
+    expected, cached = ran(stock)
+    found, fused_cached = ran(fused)
+    assert fused_cached == cached > 0
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_feed_forward_in_slices() -> None:
+    model = built(PLAIN).float()
+    fused = copy.deepcopy(model)
+    fuse_blocks(fused)
+    with sliced_feed_forward([model, fused], 3):
+        torch.testing.assert_close(one_pass(fused, PLAIN), one_pass(model, PLAIN), rtol=1e-5, atol=1e-5)
