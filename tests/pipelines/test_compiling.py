@@ -16,6 +16,9 @@ from torch.testing import assert_close
 from attention import swap
 from pipelines.compiling import MOST_GRAPHS, NOT_ON_A_CPU, CompileFailedError, RepeatedBlocks
 from pipelines.feed_forward import sliced_feed_forward
+from pipelines.fp8 import to_fp8
+from pipelines.joined_attention import join_projections
+from pipelines.output_norm import sliced_output_norm
 from pipelines.step_cache import step_cached
 from tests.tiny_wan import LATENT_CHANNELS, TEXT_DIM, tiny_transformer
 
@@ -85,10 +88,28 @@ def test_slices_caches_and_later_jobs_add_one_graph_each_at_most(monkeypatch: py
     assert [graphs_after_a_job(chunks) for chunks in (1, 2, 2, 1)] == [1, 2, 2, 2]
     assert graphs_after_a_job(1, batch=2) == 3
     cached = step_cached([transformer], [transformer.blocks[-1]], "first_block")
-    with cached, transformer.cache_context("cond"), anchor_local(transformer):
+    whole = sliced_feed_forward([transformer], 1)  # as in every job
+    with cached, whole, transformer.cache_context("cond"), anchor_local(transformer):
         one_pass(transformer, 3, 8)
     assert graphs_after_a_job(1) == 3
     assert blocks.are_compiled
+
+
+def test_joined_projections_compile_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    transformer = tiny_transformer()
+    shapes = ((3, 8), (3, 4), (5, 8))
+    with anchor_local(transformer):
+        eager = [one_pass(transformer, *shape) for shape in shapes]
+    assert join_projections(transformer)
+    blocks = RepeatedBlocks(transformer.blocks, CPU, "on")
+    with anchor_local(transformer), sliced_feed_forward([transformer], 3), sliced_output_norm([transformer]):
+        compiled = [one_pass(transformer, *shape) for shape in shapes]
+    for ours, truth in zip(compiled, eager, strict=True):
+        assert_close(ours, truth, rtol=1e-4, atol=1e-5)
+    assert blocks.are_compiled
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
 
 
 def test_auto_runs_eager_on_a_cpu_and_says_why() -> None:
@@ -155,3 +176,26 @@ def test_an_error_of_the_block_itself_is_no_failure_to_compile() -> None:
     with pytest.raises(TypeError):
         block()
     assert blocks.are_compiled
+
+
+def test_fp8_layers_compile_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    transformer = tiny_transformer().bfloat16()
+    join_projections(transformer)
+    to_fp8(transformer.blocks)
+    hidden, text = torch.randn(1, 48, 64).bfloat16(), torch.randn(1, 8, 64).bfloat16()
+    tables = torch.randn(1, 48, 1, 16), torch.randn(1, 48, 1, 16)
+    block = transformer.blocks[0]
+    with torch.no_grad(), sliced_feed_forward([transformer], 3):
+        truth = block(hidden, text, torch.zeros(1, 6, 64), tables)
+        RepeatedBlocks(transformer.blocks, CPU, "on")
+        found = block(hidden, text, torch.zeros(1, 6, 64), tables)
+        shorter = (
+            hidden[:, :40].clone(),
+            text,
+            torch.zeros(1, 6, 64),
+            tuple(x[:, :40].clone() for x in tables),
+        )
+        block(*shorter)
+    assert (found.float() - truth.float()).norm() < 0.02 * truth.float().norm()
+    assert counters["stats"]["unique_graphs"] == 1
