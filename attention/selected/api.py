@@ -1,11 +1,13 @@
 """Contract, validation and choice of implementation for sparse_attn."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from attention.choice import Impl, checked_scale, resolve_impl
+from attention.selected.hopper_limits import hopper_takes
 from attention.selected.reference import sparse_attn_reference
 from attention.selected.torch_impl import sparse_attn_torch
 
@@ -36,7 +38,8 @@ def sparse_attn(
         topk_idxs: int32 [batch, queries, k]; -1 lists no key, wherever it stands, and a row listed twice
             counts twice. Unless ``checked``, every other index that is no row lists no key either.
         scale: factor of the scores, positive; default ``d ** -0.5``.
-        impl: ``auto`` takes Triton on a GPU and PyTorch elsewhere; a named one never falls back.
+        impl: ``auto`` takes a kernel on a GPU and PyTorch elsewhere; a named one never falls back.
+            ``triton`` is the kernel for all GPUs, which ``auto`` does not take where Hopper's own one fits.
         checked: look at the values of ``topk_idxs`` and ``sink`` and refuse wrong ones. On a GPU this waits
             for the device.
 
@@ -54,13 +57,30 @@ def sparse_attn(
     scale = checked_scale(scale, q.shape[3])
     if checked:
         _check_values(sink, topk_idxs, kv.shape[1])
+    return _function(implementation(impl, q, kv))(q, kv, sink, topk_idxs, scale)
+
+
+def implementation(impl: Impl, q: Tensor, kv: Tensor) -> str:
+    """What runs for such tensors: ``reference``, ``torch``, ``triton``, or ``gluon``, Hopper's own kernel.
+
+    ``impl="triton"`` means the kernel for all GPUs, on Hopper too. ``auto`` takes it as well for rows that do
+    not start at multiples of 16 bytes: a copy of kv would cost more than the faster kernel saves.
+    """
     chosen = resolve_impl(impl, q)
+    return "gluon" if chosen == "triton" and impl == "auto" and hopper_takes(q, kv) else chosen
+
+
+def _function(chosen: str) -> Callable[..., Tensor]:
+    """An implementation as a function of (q, kv, sink, topk_idxs, scale)."""
+    if chosen == "gluon":
+        from attention.selected.gluon_impl import sparse_attn_gluon
+
+        return sparse_attn_gluon
     if chosen == "triton":
         from attention.selected.triton_impl import sparse_attn_triton
 
-        return sparse_attn_triton(q, kv, sink, topk_idxs, scale)
-    run = sparse_attn_reference if chosen == "reference" else sparse_attn_torch
-    return run(q, kv, sink, topk_idxs, scale)
+        return sparse_attn_triton
+    return sparse_attn_reference if chosen == "reference" else sparse_attn_torch
 
 
 @torch.library.custom_op("reelwright::sparse_attn", mutates_args=())

@@ -30,7 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 _async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
-WIDTHS = (512, 576)
 _LOG2_E = gl.constexpr(1.4426950408889634)
 _LOWEST = gl.constexpr(-3.0e38)  # where a row's maximum starts if there is no sink; see triton_impl
 _BLOCK_H = gl.constexpr(64)  # rows of a warp group's matrix product
@@ -54,7 +53,9 @@ class GluonConfig:
     producer_registers: int = 72
 
 
-DEFAULT = {512: GluonConfig(64, 2, False, True), 576: GluonConfig(32, 4, True, True)}
+# The fastest of ten on an H200, by width. With 56 registers the producer reloads an address or two; consumers
+# spill nothing.
+DEFAULT = {512: GluonConfig(64, 2, False, True, 224, 56), 576: GluonConfig(32, 4, True, True)}
 
 
 @gluon.jit
@@ -499,8 +500,8 @@ def sparse_attn_gluon(
 ) -> Tensor:
     """Attention of q [b, m, h, d] over the listed rows of kv [b, n, d]; returns [b, m, h, d].
 
-    The last dimensions must be dense and rows start at multiples of 16 bytes; see ``fits``. ``out`` must be
-    contiguous. Nothing waits for the device.
+    q and kv must be such that ``hopper_limits.hopper_takes`` them; ``out`` must be contiguous. Nothing waits
+    for the device.
     """
     batch, queries, heads, width = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -508,8 +509,8 @@ def sparse_attn_gluon(
         return out
     if topk_idxs.shape[2] == 0:
         return out.zero_()
-    if config is None:
-        config = DEFAULT[width]
+    topk_idxs = topk_idxs if topk_idxs.stride(2) == 1 else topk_idxs.contiguous()
+    config = config or DEFAULT[width]
     strides = (*q.stride()[:3], *kv.stride()[:2])
     works = batch * queries * triton.cdiv(heads, _BLOCK_H.value)
     programs = min(works, _multiprocessors(q.device)) if config.persistent else works

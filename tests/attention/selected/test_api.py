@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from attention.choice import Impl
-from attention.selected.api import sparse_attn
+from attention.selected.api import implementation, sparse_attn
+from attention.selected.hopper_limits import hopper_takes
 from tests.attention.selected.helpers import DEVICE, Case, inputs, run
 
 CASE = Case(heads=4, width=16, rows=9, listed=5, batch=2)
@@ -88,3 +89,26 @@ def test_triton_needs_a_gpu_or_the_interpreter(monkeypatch: pytest.MonkeyPatch) 
     x = inputs(CASE, torch.float32)
     with pytest.raises(ValueError, match="needs CUDA tensors"):
         run(x, "triton")
+
+
+def test_what_the_kernel_of_hopper_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two widths in 16 bits, whose rows start at multiples of 16 bytes; nothing where there is no Hopper."""
+    x = inputs(Case(heads=3, width=512, rows=9, listed=5), torch.bfloat16)
+    assert not hopper_takes(x.q, x.kv)
+    monkeypatch.setattr("attention.selected.hopper_limits.is_hopper", lambda _: True)
+    assert hopper_takes(x.q, x.kv)
+    assert hopper_takes(x.q.transpose(1, 2).half(), x.kv[:, 1:].half())
+    assert not hopper_takes(x.q.float(), x.kv.float())
+    assert not hopper_takes(x.q[..., :448], x.kv[..., :448])
+    wider = torch.cat([x.kv, x.kv], dim=2)
+    assert hopper_takes(x.q, wider[..., 8:520])
+    assert not hopper_takes(x.q, wider[..., 1:513])
+    assert not hopper_takes(x.q, wider[..., :516].contiguous()[..., :512])
+    assert not hopper_takes(x.q, wider[..., ::2])
+
+
+def test_what_runs_is_named() -> None:
+    x = inputs(CASE, torch.float32, DEVICE)
+    assert implementation("auto", x.q, x.kv) == ("triton" if DEVICE == "cuda" else "torch")
+    assert implementation("triton", x.q, x.kv) == "triton"
+    assert implementation("reference", x.q, x.kv) == "reference"

@@ -17,6 +17,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from attention.selected.gluon_impl import DEFAULT, _sparse_attn_kernel, constants
 
 TENSORS = ("q_source", "kv_source", "out")
+SPILL = r"\b(?:STL|LDL)\b"
 
 
 def compile_kernel(width: int, dtype: str) -> dict[str, Any]:
@@ -48,7 +49,10 @@ def compile_kernel(width: int, dtype: str) -> dict[str, Any]:
         "products": count(r"\bHGMMA\."),
         "waits_for_products": count(r"\bWARPGROUP\.DEPBAR"),
         "asynchronous_copies": count(r"\bLDGSTS\.\S*128\b"),
-        "spills": count(r"\b(?:STL|LDL)\b"),
+        "spills": count(SPILL),
+        "spills_of_consumers": sum(
+            len(re.findall(SPILL, part)) for part in sass.split("USETMAXREG") if "HGMMA" in part
+        ),
     }
 
 

