@@ -47,15 +47,17 @@ def fuse_blocks(transformer: nn.Module) -> int:
     """
     if type(transformer) is not WanTransformer3DModel:
         return 0
-    blocks: list[Any] = list(transformer.blocks)
+    of_transformer: Any = transformer.blocks
+    blocks: list[Any] = list(of_transformer)
     if not all(map(_may_fuse, blocks)):
         return 0
     # Caches look a block's class up.
     TransformerBlockRegistry.register(FusedBlock, replace(TransformerBlockRegistry.get(WanTransformerBlock)))
     for block in blocks:
         block.__class__ = FusedBlock
-        for attention in (block.attn1, block.attn2):
-            attention.__class__ = _fused_attention(type(attention))
+        for layer in (block.attn1, block.attn2):
+            kind: Any = type(layer)
+            layer.__class__ = _fused_attention(kind)
     return len(blocks)
 
 
@@ -187,7 +189,7 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
 
 
 @lru_cache
-def _fused_attention(kind: type) -> type:
+def _fused_attention(kind: Any) -> type:
     if kind is WanAttention:
         return FusedAttention
     return type(f"Fused{kind.__name__}", (FusedAttention, kind), {"stock": kind})

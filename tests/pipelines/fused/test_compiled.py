@@ -1,0 +1,56 @@
+"""Fused blocks compiled: one graph for all layers and lengths, operators that write in place without copies."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from attention import swap
+from pipelines.compiling import RepeatedBlocks
+from pipelines.feed_forward import sliced_feed_forward
+from pipelines.fused.wan import fuse_blocks
+from pipelines.joined_attention import join_projections
+from tests.attention.families.running import arguments, built
+from tests.attention.families.variants import GRID, VARIANTS, Grid, Variant
+
+WAN = [variant for variant in VARIANTS if type(variant.build()).__name__ == "WanTransformer3DModel"]
+# Inductor itself uses what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _own_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    counters.clear()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+def one_pass(model: Any, variant: Variant, grid: Grid) -> Tensor:
+    out: Tensor = model(**arguments(variant, grid, torch.float32), return_dict=False)[0]
+    return out
+
+
+@pytest.mark.parametrize("variant", WAN, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("joined", [False, True])
+def test_one_graph_serves_all_layers_and_lengths(variant: Variant, joined: bool) -> None:
+    model = built(variant).float()
+    with swap(model, "anchor_local", block_size=8, anchor_stride=5):
+        expected = [one_pass(model, variant, grid) for grid in (GRID, (2, 3, 4))]
+    if joined:
+        join_projections(model)
+    fuse_blocks(model)
+    RepeatedBlocks(list(model.blocks), torch.device("cpu"), "on")
+    with swap(model, "anchor_local", block_size=8, anchor_stride=5), sliced_feed_forward([model], 2):
+        found = [one_pass(model, variant, grid) for grid in (GRID, (2, 3, 4))]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    missed = {name: count for name, count in counters["inductor"].items() if "missed_reinplacing" in name}
+    assert not any(missed.values()), missed
