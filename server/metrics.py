@@ -62,10 +62,12 @@ class JobCollector(Collector):
             f"{PREFIX}jobs_unserved", "Queued jobs that no living worker takes.", labels=["model", "gpus"]
         )
         staff = Staff(self._workers.all())
+        alone = {(self._model, self._jobs.gpus): 0}
         for waiting in self._jobs.waiting():
-            is_unserved = not staff.of(waiting.model, waiting.gpus)
-            gpus = "any" if waiting.gpus is None else str(waiting.gpus)
-            unserved.add_metric([waiting.model, gpus], waiting.count if is_unserved else 0)
+            is_served = bool(staff.of(waiting.model, waiting.gpus))
+            alone[waiting.model, waiting.gpus] = 0 if is_served else waiting.count
+        for (model, gpus), count in alone.items():
+            unserved.add_metric([model, "any" if gpus is None else str(gpus)], count)
         yield from (queued, running, oldest, unserved)
 
     def _worker(self) -> Iterator[Metric]:

@@ -80,3 +80,18 @@ def test_webhooks_are_counted_by_result(
     for outcome, count in {"failed": 1, "delivered": 1, "given_up": None}.items():
         found = registry.get_sample_value("reelwright_webhooks_total", {"result": outcome})
         assert found == count
+
+
+def test_jobs_that_no_worker_takes_are_counted(
+    registry: CollectorRegistry, jobs: JobTable, database: Database
+) -> None:
+    def unserved() -> float | None:
+        gpus = "any" if jobs.gpus is None else str(jobs.gpus)
+        labels = {"model": "tiny-wan", "gpus": gpus}
+        return registry.get_sample_value("reelwright_jobs_unserved", labels)
+
+    assert unserved() == 0
+    jobs.submit(new_job())
+    assert unserved() == 1
+    WorkerTable(database).report(dataclasses.replace(REPORT, gpus=jobs.gpus or 1))
+    assert unserved() == 0
