@@ -25,6 +25,7 @@ from benchmarks.variants import Variant
 from pipelines.compiling import RepeatedBlocks
 from pipelines.feed_forward import OneFp8Operator, OneOperator, SlicedFeedForward, sliced_feed_forward
 from pipelines.fp8 import require_fp8, to_fp8
+from pipelines.fused.choice import fuse
 from pipelines.joined_attention import join_projections
 from pipelines.memory import peak_meter
 from pipelines.output_norm import PostponedNorm, sliced_output_norm
@@ -146,6 +147,8 @@ def compute_as(transformer: Any, request: Request) -> str:
     if "fp8" in switches:
         require_fp8(resolve_device(device), transformer.dtype)
         done.append(f"{to_fp8(blocks)} layers in fp8")
+    if fused := fuse([transformer], resolve_device(device), transformer.dtype, "auto"):
+        done.append(f"{fused} blocks fused")
     if "compile" in switches:
         RepeatedBlocks(blocks, resolve_device(device), "on")
         done.append("compiled")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 CompileMode = Literal["auto", "on", "off"]
 ModelPrecision = Literal["full", "fp8"]
+FusedMode = Literal["auto", "on", "off"]
 GuidanceBatching = Literal["auto", "on", "off"]
 GuidanceRan = Literal["none", "batched", "separate", "split"]
 StepCache = Literal["off", "first_block", "taylor_seer"]
@@ -20,6 +21,8 @@ class ComputeSettings(BaseModel):
     Attributes:
         compile: of the transformer's repeated blocks; ``auto`` compiles on a GPU, and runs eager, with a
             warning, where that fails. ``on`` fails instead.
+        fused: norms, residuals and rotary embedding of these blocks in kernels of our own; ``auto`` on a GPU
+            where the blocks are known. ``on`` fails where they are not; a CPU runs the same in PyTorch.
         precision: of the linear layers in these blocks; ``full`` is the loaded number format.
         guidance_batching: both passes of classifier-free guidance as one batch; ``auto`` decides by length.
     """
@@ -27,6 +30,7 @@ class ComputeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     compile: CompileMode = "auto"
+    fused: FusedMode = "auto"
     precision: ModelPrecision = "full"
     guidance_batching: GuidanceBatching = "auto"
 
@@ -42,6 +46,9 @@ class ComputeReport(BaseModel):
 
     compiled: bool = Field(description="Whether the repeated blocks ran compiled.")
     eager_reason: str | None = Field(description="Why they did not; null if they did.")
+    fused: bool = Field(
+        default=False, description="Whether norms, residuals and rotary embedding in them ran fused."
+    )
     precision: ModelPrecision
     guidance: GuidanceRan = Field(
         description="Classifier-free guidance: not used, both passes in one batch, one after the other, or "

@@ -28,7 +28,14 @@ from configs.attention import (
     TopK,
     WindowUnit,
 )
-from configs.compute import CompileMode, ComputeSettings, GuidanceBatching, ModelPrecision, StepCache
+from configs.compute import (
+    CompileMode,
+    ComputeSettings,
+    FusedMode,
+    GuidanceBatching,
+    ModelPrecision,
+    StepCache,
+)
 from configs.memory import MemoryOptions, OffloadChoice
 from configs.model_preset import BUNDLED_MODEL
 
@@ -104,6 +111,11 @@ class Settings(BaseSettings):
     compile: CompileMode = Field(
         default="auto",
         description="Compile the transformer's blocks: auto (on a GPU, if that works), on (or fail) or off.",
+    )
+    fused: FusedMode = Field(
+        default="auto",
+        description="Norms, residuals and rotary embedding of the blocks in our own kernels: auto (on a GPU, "
+        "where the blocks are known), on (or fail) or off.",
     )
     precision: ModelPrecision = Field(
         default="full",
@@ -332,7 +344,10 @@ class Settings(BaseSettings):
     def compute(self) -> ComputeSettings:
         """What these settings say about how transformers are computed."""
         return ComputeSettings(
-            compile=self.compile, precision=self.precision, guidance_batching=self.guidance_batching
+            compile=self.compile,
+            fused=self.fused,
+            precision=self.precision,
+            guidance_batching=self.guidance_batching,
         )
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from configs.compute import ComputeReport, GuidanceRan
 from configs.job import JobParameters
+from pipelines.fused.choice import runs_fused
 from pipelines.guidance import batched_guidance, batches_guidance
 from pipelines.loading import LoadedPipeline
 from pipelines.step_cache import PassCounts, step_cached
@@ -42,6 +43,7 @@ class Computing:
         return ComputeReport(
             compiled=blocks.are_compiled,
             eager_reason=blocks.eager_reason,
+            fused=runs_fused(self._loaded.transformers),
             precision=self._loaded.compute.precision,
             guidance=self._guidance,
             step_cache=self._params.step_cache,

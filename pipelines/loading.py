@@ -30,6 +30,7 @@ from pipelines.families import FAMILIES, Family, Network, Pipeline
 from pipelines.fitting import OffloadError, place_weights
 from pipelines.folder import FolderError, check_folder
 from pipelines.fp8 import Fp8Error, require_fp8, to_fp8
+from pipelines.fused.choice import FusedError, fuse
 from pipelines.joined_attention import join_projections
 from pipelines.placement import Placement
 from pipelines.precision import Precision, PrecisionError, choose_precision
@@ -138,19 +139,22 @@ def made_ready(
 
     Raises:
         FolderError: it does not fit the preset. Fp8Error, OffloadError: the device lacks what was asked for.
+        FusedError: the model does.
     """
     family = FAMILIES[preset.family]
     _check_fit(pipe, family, preset)
     if precision.device.type == "cpu":
         _channels_last(pipe.vae)
+    names = [name for name in family.network_names if name.startswith("transformer")]
+    denoisers = [each for name in names if (each := getattr(pipe, name)) is not None]
     if precision.device.type == "cuda":  # a CPU's matrix products gain nothing
-        for name in family.network_names:
-            if name.startswith("transformer") and getattr(pipe, name) is not None:
-                join_projections(getattr(pipe, name))
+        for transformer in denoisers:
+            join_projections(transformer)
     blocks = family.blocks(pipe)
     if compute.precision == "fp8":
         require_fp8(precision.device, precision.network)
         to_fp8(blocks)
+    fuse(denoisers, precision.device, precision.network, compute.fused)
     loaded = LoadedPipeline(
         pipe=pipe,
         family=family,
@@ -178,7 +182,7 @@ def _as_load_failure(preset: ModelPreset) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = isinstance(error, FolderError | PrecisionError | OffloadError | Fp8Error)
+        known = isinstance(error, FolderError | PrecisionError | OffloadError | Fp8Error | FusedError)
         reason = str(error) if known else f"{type(error).__name__}: {error}"
         where = preset.folder or preset.source
         raise JobFailedError(

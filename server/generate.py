@@ -178,6 +178,8 @@ def report(plan: Plan, result: JobResult, console: Console) -> None:
 
 def _how_computed(ran: ComputeReport) -> str:
     parts = ["compiled" if ran.compiled else f"eager ({ran.eager_reason})", f"precision {ran.precision}"]
+    if ran.fused:
+        parts.append("fused")
     if ran.guidance != "none":
         parts.append(f"guidance {ran.guidance}")
     if ran.step_cache != "off":

@@ -22,6 +22,7 @@ MODEL_FIELDS = (
     "device",
     "dtype",
     "compile",
+    "fused",
     "precision",
     "guidance_batching",
     "step_cache",

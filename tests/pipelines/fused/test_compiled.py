@@ -1,4 +1,4 @@
-"""Fused blocks compiled: one graph for all layers and lengths, operators that write in place without copies."""
+"""Fused blocks compiled: one graph for all layers and lengths, and no copies for operators in place."""
 
 from collections.abc import Iterator
 from pathlib import Path
