@@ -55,7 +55,8 @@ _OTHER = {
     512: TileConfig(32, 32, 8, 3, split_keys=True),
     1024: TileConfig(32, 16, 8, 3, split_keys=True),
 }
-_FLOAT32 = TileConfig(16, 16, 4, 3)
+# Wide rows spill registers of 4 warps.
+_FLOAT32 = {256: TileConfig(16, 16, 4, 3), 1024: TileConfig(16, 16, 8, 3)}
 
 
 @triton.jit
@@ -77,6 +78,20 @@ def _softmax_step(scores, row_max, row_sum):
     weights = tl.math.exp2(scores - new_max[:, None])
     decay = tl.math.exp2(row_max - new_max)
     return weights, decay, new_max, row_sum * decay + tl.sum(weights, 1)
+
+
+@triton.jit
+def _add_values(acc, decay, weights, rows, INTERPRETED: tl.constexpr):
+    """acc * decay + weights @ rows."""
+    if weights.dtype == tl.float32:
+        # The rows of a step are added up apart: in one sum over a long list, roundings that all go the same
+        # way, as those of a row that is listed often do, grow with the list. An fma, since of a product and a
+        # sum Triton makes a product that goes on from acc.
+        nothing = tl.zeros(acc.shape, dtype=tl.float32)
+        acc = tl.fma(acc, decay[:, None], dot(weights, rows, nothing, INTERPRETED))
+    else:
+        acc = dot(weights, rows, acc * decay[:, None], INTERPRETED)
+    return acc
 
 
 # A new number of queries or rows must not compile a new kernel, so no number is specialised. What 16-byte
@@ -144,9 +159,9 @@ def _sparse_attn_kernel(
         else:
             weights, decay, row_max, row_sum = _softmax_step(scores, row_max, row_sum)
         weights = weights.to(keys.dtype)
-        acc = dot(weights, keys, acc * decay[:, None], INTERPRETED)
+        acc = _add_values(acc, decay, weights, keys, INTERPRETED)
         if REST:
-            acc_rest = dot(weights, keys_rest, acc_rest * decay[:, None], INTERPRETED)
+            acc_rest = _add_values(acc_rest, decay, weights, keys_rest, INTERPRETED)
 
     out += query * heads * WIDTH
     columns = tl.arange(0, MAIN)
@@ -217,9 +232,9 @@ def sparse_attn_triton(
 
 def tile_config(dtype: torch.dtype, width: int, heads: int, hopper: bool) -> TileConfig:
     """Tiles for so many heads and columns; no more heads than there are, padded to a power of two."""
-    table = _HOPPER if hopper else _OTHER
+    table = _FLOAT32 if dtype == torch.float32 else _HOPPER if hopper else _OTHER
     columns = sum(parts(width))
-    config = _FLOAT32 if dtype == torch.float32 else table[min(c for c in table if c >= columns)]
+    config = table[min(c for c in table if c >= columns)]
     most = max(_FEWEST_HEADS, triton.next_power_of_2(heads))
     return replace(config, block_h=min(config.block_h, most))
 
