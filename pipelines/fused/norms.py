@@ -13,8 +13,7 @@ from torch.nn.functional import layer_norm
 _KERNELS_KNOW = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@torch.library.custom_op("reelwright::fused_norm", mutates_args=())
-def norm(
+def norm_now(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -29,6 +28,9 @@ def norm(
         _launch(x, None, None, out, weight, bias, modulation, table, -1, shift, eps)
         return out
     return reference_norm(x, weight, bias, modulation, table, shift, eps)
+
+
+norm = torch.library.custom_op("reelwright::fused_norm", norm_now, mutates_args=())
 
 
 @torch.library.custom_op("reelwright::fused_add_norm", mutates_args=())

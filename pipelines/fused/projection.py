@@ -7,7 +7,7 @@ chunk are read from the cache that they were written to, and all of them never e
 import torch
 from torch import Tensor
 
-from pipelines.fused.norms import norm, reference_norm
+from pipelines.fused.norms import norm_now
 
 # Tiles of a GPU's products are at most 256 rows; so many of them leave no large remainder.
 CHUNK_TOKENS = 8192
@@ -33,7 +33,7 @@ def norm_linear(
         for start in range(0, tokens, CHUNK_TOKENS):
             part = (slice(entry, entry + 1), slice(start, min(start + CHUNK_TOKENS, tokens)))
             each = modulation[part] if modulation.shape[1] > 1 else modulation[part[:1]]
-            normed = _norm(hidden[part], each, table, shift, eps)
+            normed = norm_now(hidden[part], None, None, each, table, shift, eps)
             torch.addmm(bias, normed[0], weight.t(), out=out[entry, part[1]])
             del normed  # before the next one is made
     return out
@@ -50,10 +50,3 @@ def _(
     bias: Tensor,
 ) -> Tensor:
     return hidden.new_empty(hidden.shape[0], hidden.shape[1], weight.shape[0])
-
-
-def _norm(hidden: Tensor, modulation: Tensor, table: Tensor | None, shift: int, eps: float) -> Tensor:
-    if hidden.is_cuda:
-        out: Tensor = norm(hidden, None, None, modulation, table, shift, eps)
-        return out
-    return reference_norm(hidden, None, None, modulation, table, shift, eps)
