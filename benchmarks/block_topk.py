@@ -5,7 +5,9 @@
 
 Tokens lie in the order that the swap keeps. Ideal is the density that was counted x the fastest dense
 attention of the same run. Selection alone is means, scores and lists; attention alone runs on lists that are
-there already. If the error against float64 is worse than that of eager bfloat16, nothing is written.
+there already. Shapes that differ in their boxes only take turns with one dense attention. All kernels are
+compiled beforehand, by several processes. If the error against float64 is worse than that of eager bfloat16,
+nothing is written.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +29,11 @@ from attention.block_topk.layout import BoxLayout, box_layout
 from attention.block_topk.selection import box_scores, kept_counts, selected_boxes
 from attention.block_topk.triton_selection import box_means_triton
 from attention.tiles import Grid
+from benchmarks.compiling import compiling
 from benchmarks.gpu import Timing, device_seconds, graph_seconds, interleaved_seconds, machine
 
 ERROR_ROWS = 256
+ROUNDS = 9
 DENSE = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
@@ -168,73 +173,92 @@ def counted_density(shape: Shape, layout: BoxLayout, tally: Tensor) -> float:
     return (int(tally) / shape.heads + first * tokens + (tokens - first) * first) / tokens**2
 
 
-def measure(shape: Shape) -> Row:
-    """Check, then time, one shape."""
-    q, k, v = ordered_inputs(shape)
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A shape whose result was compared, and its calls: both parts, selection, attention."""
+
+    shape: Shape
+    boxes: int
+    density: float
+    error: float
+    eager_error: float
+    calls: dict[str, Callable[[], object]]
+
+
+def check(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Checked:
+    """Run one shape and compare; ``out`` is overwritten, now and by its calls."""
     layout, config = shape.layout(q.device), triton_impl.tile_config(q)
-    out = torch.full_like(q, float("nan"))
+    out.fill_(float("nan"))
     tally = torch.zeros((), dtype=torch.int64, device=q.device)
+    settings: dict[str, Any] = {
+        "top_k": shape.top_k,
+        "pooled_rest": shape.pooled_rest,
+        "scale": shape.scale,
+    }
 
     def both() -> Tensor:
-        return triton_impl.block_topk_triton(
-            q,
-            k,
-            v,
-            layout,
-            top_k=shape.top_k,
-            pooled_rest=shape.pooled_rest,
-            scale=shape.scale,
-            tally=tally,
-            out=out,
-        )
+        return triton_impl.block_topk_triton(q, k, v, layout, tally=tally, out=out, **settings)
 
     def select() -> object:
-        return triton_impl.select(
-            q,
-            k,
-            v,
-            layout,
-            top_k=shape.top_k,
-            pooled_rest=shape.pooled_rest,
-            scale=shape.scale,
-            tally=tally,
-            block_n=config.block_n,
-        )
+        return triton_impl.select(q, k, v, layout, tally=tally, block_n=config.block_n, **settings)
 
     both()
     density = counted_density(shape, layout, tally)
     error, eager_error = errors(shape, layout, q, k, v, out)
-    lists, rest = triton_impl.select(
-        q,
-        k,
-        v,
-        layout,
-        top_k=shape.top_k,
-        pooled_rest=shape.pooled_rest,
-        scale=shape.scale,
-        tally=None,
-        block_n=config.block_n,
-    )
+    lists, rest = triton_impl.select(q, k, v, layout, tally=None, block_n=config.block_n, **settings)
 
     def attend() -> Tensor:
         return triton_impl.attend(q, k, v, layout, lists, rest, scale=shape.scale, config=config, out=out)
 
-    own: dict[str, Callable[[], object]] = {"both": both, "selection": select, "attention": attend}
-    timings = interleaved_seconds(own | {name: dense_call(name, q, k, v) for name in DENSE})
-    fastest = min(DENSE, key=lambda name: timings[name].median_seconds)
-    return Row(
-        shape=shape,
-        boxes=layout.boxes,
-        density=density,
-        error=error,
-        eager_error=eager_error,
-        dense_backend=fastest,
-        dense=timings[fastest],
-        both_in_a_graph=graph_seconds([both]),
-        both=timings["both"],
-        selection=timings["selection"],
-        attention=timings["attention"],
-    )
+    calls: dict[str, Callable[[], object]] = {"both": both, "selection": select, "attention": attend}
+    return Checked(shape, layout.boxes, density, error, eager_error, calls)
+
+
+def measure(shapes: Sequence[Shape], dense_backend: str) -> list[Row]:
+    """Check, then time, shapes that differ in their boxes only: all take turns with one dense attention."""
+    q, k, v = ordered_inputs(shapes[0])
+    out = torch.empty_like(q)
+    checked = [check(shape, q, k, v, out) for shape in shapes]
+    calls = {f"{name} {i}": call for i, one in enumerate(checked) for name, call in one.calls.items()}
+    timings = interleaved_seconds(calls | {"dense": dense_call(dense_backend, q, k, v)}, ROUNDS)
+    return [
+        Row(
+            shape=one.shape,
+            boxes=one.boxes,
+            density=one.density,
+            error=one.error,
+            eager_error=one.eager_error,
+            dense_backend=dense_backend,
+            dense=timings["dense"],
+            both_in_a_graph=graph_seconds([one.calls["both"]], ROUNDS),
+            both=timings[f"both {i}"],
+            selection=timings[f"selection {i}"],
+            attention=timings[f"attention {i}"],
+        )
+        for i, one in enumerate(checked)
+    ]
+
+
+def groups(shapes: Sequence[Shape]) -> list[list[Shape]]:
+    """Those of the same grid, heads and head_dim together."""
+    found: dict[tuple[Grid, int, int], list[Shape]] = {}
+    for shape in shapes:
+        found.setdefault((shape.grid, shape.heads, shape.head_dim), []).append(shape)
+    return list(found.values())
+
+
+def fastest_dense(shape: Shape) -> str:
+    """The fastest of PyTorch's dense attentions."""
+    q, k, v = ordered_inputs(shape)
+    timings = interleaved_seconds({name: dense_call(name, q, k, v) for name in DENSE}, rounds=2)
+    return min(DENSE, key=lambda name: timings[name].median_seconds)
+
+
+def compile_shape(shape: Shape, device: str = "cuda") -> None:
+    """All that the measurement of a shape launches, with one head: how many compiles nothing more."""
+    one = replace(shape, heads=1)
+    q, k, v = ordered_inputs(one, device)
+    check(one, q, k, v, torch.empty_like(q)).calls["attention"]()
 
 
 def dense_call(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
@@ -279,12 +303,16 @@ def tune(
     return sorted(results, key=lambda result: result[1])
 
 
-def print_table(rows: list[Row]) -> None:
-    """The rows as a Markdown table."""
+def print_header() -> None:
+    """Of the Markdown table."""
     header = "grid x heads x head_dim, box, top_k, rest, stride, boxes, density, error (eager bf16), dense"
     columns = f"{header}, selection, attention, both, in a graph, attention of ideal, of ideal".split(", ")
     print(f"| {' | '.join(columns)} |")
-    print("|---" * len(columns) + "|")
+    print("|---" * len(columns) + "|", flush=True)
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """Lines of it."""
     for row in rows:
         s = row.shape
         cells = (
@@ -327,17 +355,23 @@ def main() -> None:
             for config, seconds in tiles + tune(shape, walks):
                 print(f"  {seconds * 1e3:8.3f} ms {config}", flush=True)
         return
-    rows = [measure(shape) for shape in SHAPES]
-    print_table(rows)
+    with compiling(compile_shape, SHAPES):
+        fastest = [fastest_dense(group[0]) for group in groups(SHAPES)]
+    print_header()
+    rows = []
+    for group, dense_backend in zip(groups(SHAPES), fastest, strict=True):
+        measured = measure(group, dense_backend)
+        print_rows(measured)
+        rows.extend(measured)
+    worse = [row.shape for row in rows if not row.error <= row.eager_error]
+    if worse:
+        raise SystemExit(f"error above that of eager bfloat16 at {worse}")
     if arguments.json:
         content = [
             asdict(row) | {"of_ideal": row.of_ideal, "attention_of_ideal": row.attention_of_ideal}
             for row in rows
         ]
         arguments.json.write_text(json.dumps({"machine": machine(), "rows": content}, indent=1) + "\n")
-    worse = [row.shape for row in rows if not row.error <= row.eager_error]
-    if worse:
-        raise SystemExit(f"error above that of eager bfloat16 at {worse}")
 
 
 if __name__ == "__main__":

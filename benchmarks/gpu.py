@@ -82,7 +82,7 @@ def _timing(seconds: list[float]) -> Timing:
     return Timing(statistics.median(ranked), ranked[tenth], ranked[-1 - tenth])
 
 
-def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
+def graph_seconds(calls: Sequence[Callable[[], object]], repeats: int = 30) -> Timing:
     """Device seconds of one call: all of them in one CUDA graph, replayed."""
     for call in calls:
         call()
@@ -91,6 +91,6 @@ def graph_seconds(calls: Sequence[Callable[[], object]]) -> Timing:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    timing = device_seconds(graph.replay)
+    timing = device_seconds(graph.replay, repeats)
     count = len(calls)
     return Timing(timing.median_seconds / count, timing.p10_seconds / count, timing.p90_seconds / count)

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from attention.block_topk.triton_impl import block_topk_triton
-from benchmarks.block_topk import Shape, counted_density, errors, ordered_inputs
+from benchmarks.block_topk import (
+    SHAPES,
+    Shape,
+    compile_shape,
+    counted_density,
+    errors,
+    groups,
+    ordered_inputs,
+)
 from tests.attention.block_topk.helpers import DEVICE
 
 
@@ -22,3 +30,16 @@ def test_errors_are_of_the_boxes_that_were_kept(anchor_stride: int | None) -> No
     assert errors(shape, layout, q, k, v, out.flip(1))[0] > 10 * eager_error
     if anchor_stride is None:  # 4 boxes of 8 in a ring of frames and halves; each touches 2 and keeps 3
         assert counted_density(shape, layout, tally) == 3 / 4
+
+
+def test_groups_hold_all_shapes_of_one_dense_attention() -> None:
+    found = groups(SHAPES)
+    assert sorted(map(repr, SHAPES)) == sorted(repr(shape) for group in found for shape in group)
+    kinds = [{(shape.grid, shape.heads, shape.head_dim) for shape in group} for group in found]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert len(set.union(*kinds)) == len(found)
+
+
+@pytest.mark.parametrize("pooled_rest", [False, True])
+def test_a_shape_runs_with_one_head(pooled_rest: bool) -> None:
+    compile_shape(Shape((2, 4, 4), 3, 32, (1, 2, 4), top_k=2, pooled_rest=pooled_rest), DEVICE)

@@ -1,11 +1,28 @@
 """The parts of benchmarks/selected.py that need no GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from attention.selected.api import sparse_attn
 from benchmarks.gpu import Timing
-from benchmarks.selected import Row, Shape, eager, errors, gather, inputs, table
+from benchmarks.selected import (
+    GATHER_TILES,
+    HEADER,
+    SHAPES,
+    Job,
+    Row,
+    Shape,
+    compile_job,
+    eager,
+    errors,
+    gather,
+    inputs,
+    jobs,
+    line,
+    tile_heads,
+)
 from tests.attention.selected.helpers import DEVICE
 
 SHAPE = Shape(queries=5, heads=4, width=32, window=6, selected=3, entries=7)
@@ -38,7 +55,23 @@ def test_the_gather_reads_every_listed_row(width: int) -> None:
 
 
 def test_the_roofline_is_the_larger_floor() -> None:
-    row = Row(SHAPE, Timing(2e-3, 2e-3, 2e-3), 1.5e-3, 1e-3, 4e-3, 0.0, 0.0)
+    kernel, portable = Timing(2e-3, 2e-3, 2e-3), Timing(3e-3, 3e-3, 3e-3)
+    row = Row(SHAPE, "gluon", kernel, portable, 1.5e-3, 1e-3, 4e-3, 1e-3, 2e-3)
     assert row.share == pytest.approx(0.75)
     assert SHAPE.operations == 4 * 5 * 4 * 9 * 32
-    assert "| 2.000 ms | 0 | 1.500 ms | 1.000 ms | 0.75 | 4.00 ms | 2.0 |" in table([row])
+    cells = "1.00e-03 (2.00e-03) | gluon 2.000 ms | 0 | 1.500 ms | 1.000 ms | 0.75 | 3.000 ms | 4.00 ms | 2.0"
+    assert line(row).endswith(f"| {cells} |")
+    assert line(row).count("|") == len(HEADER) + 1
+
+
+def test_what_is_compiled_beforehand_is_what_runs() -> None:
+    """Of every shape: what is special in its list's length is not in the tile's."""
+    widths = {shape.width for shape in SHAPES}
+    kernels = {job.kernel for job in jobs()}
+    assert {"auto", "triton", *GATHER_TILES} == kernels
+    assert len(jobs()) == len(kernels) * len(widths)
+    assert all(shape.listed % 16 == 0 for shape in SHAPES)
+    assert {tile_heads(shape) for shape in SHAPES} == {64}
+    small = replace(SHAPES[0], heads=2, width=16)
+    for kernel in ("auto", "triton"):
+        compile_job(Job(small, kernel), DEVICE)
