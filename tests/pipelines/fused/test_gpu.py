@@ -36,7 +36,7 @@ def _own_graphs() -> Iterator[None]:
 
 
 def built(heads: int) -> Any:
-    with torch.random.fork_rng(devices=["cuda"]):
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return WanTransformer3DModel(
             num_attention_heads=heads,
@@ -65,7 +65,7 @@ def one_pass(model: Any, frames: int, of_each_token: bool) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("heads", [3, 12, 40])
+@pytest.mark.parametrize("heads", [3, 12])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("of_each_token", [False, True])

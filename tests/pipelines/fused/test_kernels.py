@@ -13,7 +13,7 @@ from pipelines.fused.rotary import reference_norm_rotate
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-6
 # Powers of two, with a rest, with a rest that is none, odd, Wan's.
-COLUMNS = [2, 32, 48, 100, 129, 1536]
+COLUMNS = [2, 32, 48, 100, 129, 1536, 5120]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
