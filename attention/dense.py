@@ -19,7 +19,7 @@ FEWEST_TOKENS = 8192
 def dense_implementation(q: Tensor, k: Tensor) -> str:
     """What ``dense_attention`` runs for such q, k [batch, tokens, heads, head_dim]: ``sdpa`` or ``gluon``."""
     is_long = q.shape[1] == k.shape[1] >= FEWEST_TOKENS
-    return GLUON if is_long and hopper_takes(q.device, q.dtype, q.shape[3], "full") else SDPA
+    return GLUON if is_long and hopper_takes(q.device, q.dtype, q.shape[3]) else SDPA
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -113,7 +113,7 @@ def implementation(impl: Impl, q: Tensor, precision: Precision) -> str:
     ``impl="triton"`` means the kernel for all GPUs, on Hopper too.
     """
     chosen = resolve_impl(impl, q)
-    takes = impl == "auto" and hopper_takes(q.device, q.dtype, q.shape[3], precision)
+    takes = impl == "auto" and precision == "full" and hopper_takes(q.device, q.dtype, q.shape[3])
     return "gluon" if chosen == "triton" and takes else chosen
 
 
@@ -135,10 +135,6 @@ def _run(
 
 def kernel(chosen: str, precision: Precision) -> Callable[..., Tensor]:
     """``triton`` or ``gluon`` as a function of ordered (q, k, v, layout, scale, out=...)."""
-    if chosen == "gluon" and precision == "fp8":
-        from attention.anchor_local.hopper_fp8 import anchor_local_hopper_fp8
-
-        return anchor_local_hopper_fp8
     if chosen == "gluon":
         from attention.anchor_local.hopper import anchor_local_hopper
 

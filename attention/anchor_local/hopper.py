@@ -30,7 +30,7 @@ from attention.triton_tiles import LOG2_E, fits_descriptor
 
 GROUP_ROWS = 64
 # Triton 3.9 has another name for it than 3.6.
-copy_tile: Any = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_copy_tile: Any = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,16 @@ class HopperConfig:
 
 
 CONFIGS = {
-    64: HopperConfig(groups=3, block_n=128, stages=4, registers=160, overlap=False),
+    64: HopperConfig(groups=3, block_n=128, stages=2, registers=160, overlap=False),
     128: HopperConfig(groups=2, block_n=128, stages=2, registers=240, overlap=True),
 }
 """By head_dim; measured on an H200 (docs/notes.md), so that no request waits for tuning."""
 
 
 @gluon.jit
-def item_at(items, index):
+def _item_at(items, index):
     """The fields of an item of the schedule."""
-    item = items + index * 8
+    item = items + index * 7
     begin = gl.load(item)
     end = gl.load(item + 1)
     key_begin = gl.load(item + 2)
@@ -71,12 +71,11 @@ def item_at(items, index):
     first = gl.load(item + 4)
     batch = gl.load(item + 5)
     head = gl.load(item + 6)
-    value_begin = gl.load(item + 7)
-    return begin, end, key_begin, key_end, first, batch, head, value_begin
+    return begin, end, key_begin, key_end, first, batch, head
 
 
 @gluon.jit
-def key_tiles(key_begin, key_end, first, BLOCK_N: gl.constexpr):
+def _key_tiles(key_begin, key_end, first, BLOCK_N: gl.constexpr):
     """Whole tiles of the first range and of both, what is left of each range, and the number of all tiles."""
     first_whole = first // BLOCK_N
     second_whole = (key_end - key_begin) // BLOCK_N
@@ -88,7 +87,7 @@ def key_tiles(key_begin, key_end, first, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def tile_start(i, key_begin, first_whole, whole, first_rest, BLOCK_N: gl.constexpr):
+def _tile_start(i, key_begin, first_whole, whole, first_rest, BLOCK_N: gl.constexpr):
     """First key of tile number i: whole tiles of both ranges, then what is left of each."""
     is_first = (i < first_whole) | ((i == whole) & (first_rest > 0))
     inside = gl.where(i < whole, i, gl.where(is_first, first_whole, whole))
@@ -96,14 +95,14 @@ def tile_start(i, key_begin, first_whole, whole, first_rest, BLOCK_N: gl.constex
 
 
 @gluon.jit
-def valid_keys(i, whole, first_rest, second_rest, BLOCK_N: gl.constexpr):
+def _valid_keys(i, whole, first_rest, second_rest, BLOCK_N: gl.constexpr):
     """How many keys of tile number i count."""
     rest = gl.where((i == whole) & (first_rest > 0), first_rest, second_rest)
     return gl.where(i < whole, BLOCK_N, rest)
 
 
 @gluon.jit
-def hide(scores, valid, BLOCK_N: gl.constexpr, layout: gl.constexpr):
+def _hide(scores, valid, BLOCK_N: gl.constexpr, layout: gl.constexpr):
     """Scores of keys that do not count become -inf."""
     position = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
     return gl.where((position < valid)[None, :], scores, float("-inf"))
@@ -118,12 +117,12 @@ def _copy(
     step = 0
     turn = 0
     for index in range(gl.load(starts + gl.program_id(0)), gl.load(starts + gl.program_id(0) + 1)):
-        begin, _, key_begin, key_end, first, batch, head, _ = item_at(items, index)
-        first_whole, whole, first_rest, _, count = key_tiles(key_begin, key_end, first, BLOCK_N)
+        begin, _, key_begin, key_end, first, batch, head = _item_at(items, index)
+        first_whole, whole, first_rest, _, count = _key_tiles(key_begin, key_end, first, BLOCK_N)
         mbarrier.wait(empty.index(2 * STAGES), (turn & 1) ^ 1)
         mbarrier.expect(full.index(2 * STAGES), GROUPS * q_desc.block_type.nbytes)
         for i in gl.static_range(GROUPS):
-            copy_tile(
+            _copy_tile(
                 q_desc,
                 [batch * queries + begin + i * 64, head * HEAD_DIM],
                 full.index(2 * STAGES),
@@ -131,15 +130,15 @@ def _copy(
             )
         column = (head // group) * HEAD_DIM
         for i in range(count):
-            row = batch * tokens + tile_start(i, key_begin, first_whole, whole, first_rest, BLOCK_N)
+            row = batch * tokens + _tile_start(i, key_begin, first_whole, whole, first_rest, BLOCK_N)
             stage = step % STAGES
             phase = ((step // STAGES) & 1) ^ 1
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), k_desc.block_type.nbytes)
-            copy_tile(k_desc, [row, column], full.index(stage), k_smem.index(stage))
+            _copy_tile(k_desc, [row, column], full.index(stage), k_smem.index(stage))
             mbarrier.wait(empty.index(STAGES + stage), phase)
             mbarrier.expect(full.index(STAGES + stage), v_desc.block_type.nbytes)
-            copy_tile(v_desc, [row, column], full.index(STAGES + stage), v_smem.index(stage))
+            _copy_tile(v_desc, [row, column], full.index(STAGES + stage), v_smem.index(stage))
             step += 1
         turn += 1  # noqa: SIM113
 
@@ -181,11 +180,11 @@ def _attend(
     turn = 0
     mine = gl.load(starts + gl.program_id(0))
     last = gl.load(starts + gl.program_id(0) + 1) - 1
-    begin, end, key_begin, key_end, first, batch, head, _values = item_at(items, mine)
+    begin, end, key_begin, key_end, first, batch, head = _item_at(items, mine)
     for index in range(mine, last + 1):
         # Read now what the next item is, so that nobody waits for it then.
-        coming = item_at(items, gl.minimum(index + 1, last))
-        _first_whole, whole, first_rest, second_rest, count = key_tiles(key_begin, key_end, first, BLOCK_N)
+        coming = _item_at(items, gl.minimum(index + 1, last))
+        _first_whole, whole, first_rest, second_rest, count = _key_tiles(key_begin, key_end, first, BLOCK_N)
         acc = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, layout=o_layout)
         row_max = gl.full([ROWS], float("-inf"), gl.float32, layout=s_rows)
 
@@ -198,7 +197,7 @@ def _attend(
         )
         scores = warpgroup_mma_wait(0, deps=[running])
         mbarrier.arrive(empty.index(stage), count=1)
-        scores = hide(scores, valid_keys(0, whole, first_rest, second_rest, BLOCK_N), BLOCK_N, s_layout)
+        scores = _hide(scores, _valid_keys(0, whole, first_rest, second_rest, BLOCK_N), BLOCK_N, s_layout)
         weights, decay, row_max = _softmax(scores, row_max, scale_log2)
         row_sum = gl.sum(weights, 1)
         if not OVERLAP:
@@ -217,8 +216,8 @@ def _attend(
             scores = warpgroup_mma_wait(1, deps=[running])
             mbarrier.arrive(empty.index(stage), count=1)
             if i >= whole:
-                scores = hide(
-                    scores, valid_keys(i, whole, first_rest, second_rest, BLOCK_N), BLOCK_N, s_layout
+                scores = _hide(
+                    scores, _valid_keys(i, whole, first_rest, second_rest, BLOCK_N), BLOCK_N, s_layout
                 )
             weights, decay, row_max = _softmax(scores, row_max, scale_log2)
             row_sum = row_sum * decay + gl.sum(weights, 1)
@@ -251,7 +250,7 @@ def _attend(
             acc.to(dtype),
             mask=(rows < end)[:, None],
         )
-        begin, end, key_begin, key_end, first, batch, head, _values = coming
+        begin, end, key_begin, key_end, first, batch, head = coming
 
 
 @gluon.jit(do_not_specialize=["queries", "tokens", "group", "out_stride_batch"])
@@ -334,12 +333,12 @@ def anchor_local_hopper(
     config = config or CONFIGS[head_dim]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     work = schedule(
-        layout, batch, heads, config.groups * GROUP_ROWS, config.block_n, processors(q.device), q.device
+        layout, batch, heads, config.groups * GROUP_ROWS, config.block_n, _processors(q.device), q.device
     )
     _kernel[(work.programs,)](
-        descriptor(q, GROUP_ROWS),
-        descriptor(k, config.block_n),
-        descriptor(v, config.block_n),
+        _descriptor(q, GROUP_ROWS),
+        _descriptor(k, config.block_n),
+        _descriptor(v, config.block_n),
         out,
         work.items,
         work.starts,
@@ -359,7 +358,7 @@ def anchor_local_hopper(
     return out
 
 
-def processors(device: torch.device) -> int:
+def _processors(device: torch.device) -> int:
     """Multiprocessors of the GPU: as many programs run at a time."""
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
@@ -368,20 +367,12 @@ def processors(device: torch.device) -> int:
 _DTYPES = {
     torch.bfloat16: gl.bfloat16,
     torch.float16: gl.float16,
-    torch.int8: gl.int8,
-    torch.float8_e4m3fn: gl.float8e4nv,
 }
 
 
-def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     """Descriptor of [B, N, H, D] for tiles of so many rows of one head."""
     batch, tokens, heads, head_dim = x.shape
-    shape, strides = [batch * tokens, heads * head_dim], [x.stride(1), 1]
-    return matrix_descriptor(x, shape, strides, [rows, head_dim])
-
-
-def matrix_descriptor(x: Tensor, shape: list[int], strides: list[int], tile: list[int]) -> TensorDescriptor:
-    """Descriptor of a tensor seen as a matrix, for tiles of so many rows and columns."""
-    return TensorDescriptor(
-        x, shape, strides, tile, gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[x.dtype])
-    )
+    shape, strides, tile = [batch * tokens, heads * head_dim], [x.stride(1), 1], [rows, head_dim]
+    swizzled = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[x.dtype])
+    return TensorDescriptor(x, shape, strides, tile, swizzled)

@@ -323,7 +323,7 @@ def _round_keys(
 def _round_values(
     v, sources, v_factor, v_out, first_column, tokens, width, stride_row,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
-    LOAD_ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, INTERPRETED: tl.constexpr,
+    LOAD_ROWS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one head of the transposed v in e4m3."""
     columns = tl.arange(0, COLUMNS)
@@ -335,9 +335,6 @@ def _round_values(
     order = index % LOAD_ROWS * EACH + index // LOAD_ROWS
     for column in tl.range(first_column, tl.minimum(first_column + ROWS * STEPS, width), ROWS):
         token = column + order  # the first columns are all tokens
-        if INTERLEAVED:
-            slot = token % 16
-            token = token - slot + slot // 2 % 2 * 8 + slot // 4 * 2 + slot % 2
         source = tl.load(sources + token, mask=(token >= tokens) & (token < width), other=-1)
         token = tl.where(token < tokens, token, source)
         mask = (token >= 0)[:, None] & (columns < HEAD_DIM)[None, :]
@@ -356,7 +353,7 @@ def _round_kernel(
     tokens, width_16, kv_heads, kv_batch_heads, groups, copies,
     k_stride_batch, k_stride_row, k_stride_head, v_stride_batch, v_stride_row, v_stride_head,
     HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr,
-    LOAD_ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, INTERPRETED: tl.constexpr,
+    LOAD_ROWS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Rounds k and v. What the first pass read last is first: it is in the cache still.
 
@@ -383,24 +380,14 @@ def _round_kernel(
         first_column = ((part - 1) * groups + group) * (ROWS * STEPS)
         _round_values(
             v, sources, v_factor + batch_head * COLUMNS, v_out, first_column, tokens, width, v_stride_row,
-            HEAD_DIM, COLUMNS, ROWS, STEPS, LOAD_ROWS, INTERLEAVED, INTERPRETED,
+            HEAD_DIM, COLUMNS, ROWS, STEPS, LOAD_ROWS, INTERPRETED,
         )  # fmt: skip
 
 
 def quantized(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    values: ValueColumns,
-    config: QuantizingConfig | None = None,
-    *,
-    interleaved: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, values: ValueColumns, config: QuantizingConfig | None = None
 ) -> Quantized:
     """q [B, M, H, D] and k, v [B, N, KV, D] in 8 bits; their last dimension must be dense.
-
-    ``interleaved``: of each 16 columns of v, number 4t + 2h + e holds what number 8h + 2t + e would. So
-    neighbouring threads t of Hopper's matrix units have scores in the order in which they need weights
-    (PTX ISA, wgmma: fragments of D in 32 bits and of A in 8 bits).
 
     int8 has an eighth of the error of e4m3 for numbers of one magnitude, which scores need; e4m3 holds all
     weights of a softmax, small ones too (docs/notes.md has the numbers).
@@ -450,6 +437,6 @@ def quantized(
     _round_kernel[(kv_batch_heads * groups * (1 + copies),)](
         k, v, values.sources, k_mean, k_factor, v_factor, result.k, result.v,
         tokens, values.width // 16, kv_heads, kv_batch_heads, groups, copies,
-        *k.stride()[:3], *v.stride()[:3], INTERLEAVED=interleaved, INTERPRETED=device.type == "cpu", **shared,
+        *k.stride()[:3], *v.stride()[:3], INTERPRETED=device.type == "cpu", **shared,
     )  # fmt: skip
     return result

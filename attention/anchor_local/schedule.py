@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from attention.anchor_local.tile_table import tile_table
-from attention.anchor_local.value_columns import value_columns
 from attention.layout import AnchorLocalLayout
 
-FIELDS = 8
+FIELDS = 7
 # What an item costs besides its tiles of keys, in tiles: its queries are fetched, its result is stored.
 _ITEM_TILES = 1
 
@@ -28,8 +27,8 @@ class Schedule:
 
     Attributes:
         items: int32 [items, FIELDS], on the device: first query and end, first key and end of the segment,
-            keys before it (all for anchor queries), batch entry, head, and the first column of the segment's
-            values in the transposed v (``ValueColumns``). The items of a program are neighbours.
+            keys before it (all for anchor queries), batch entry, and head. The items of a program are
+            neighbours.
         starts: int32 [programs + 1], on the device; the items of program p are ``starts[p]`` to
             ``starts[p + 1]``.
         programs: how many programs there are.
@@ -52,19 +51,14 @@ def schedule(
 ) -> Schedule:
     """The schedule for tiles of ``block_m`` queries and ``block_n`` keys."""
     tiles, anchor_tiles = tile_table(layout, block_m, torch.device("cpu"))
-    begins = value_columns(layout, torch.device("cpu")).begins
     first = torch.full([tiles.shape[0], 1], layout.anchors, dtype=torch.int32)
     first[:anchor_tiles] = layout.tokens
-    # The run whose queries a tile begins in; anchor tiles are of none.
-    run = torch.searchsorted(layout.runs[:, 0].contiguous(), tiles[anchor_tiles:, 0].long(), right=True) - 1
-    column = torch.cat([torch.zeros(anchor_tiles, dtype=torch.int32), begins[run]])[:, None]
     pairs = torch.cartesian_prod(torch.arange(batch), torch.arange(heads)).int().view(-1, 2)
     parts = []
     for part in (slice(None, anchor_tiles), slice(anchor_tiles, None)):
         count = tiles[part].shape[0]
         per_head = torch.cat([tiles[part], first[part]], dim=1).repeat(pairs.shape[0], 1)
-        columns = column[part].repeat(pairs.shape[0], 1)
-        parts.append(torch.cat([per_head, pairs.repeat_interleave(count, dim=0), columns], dim=1))
+        parts.append(torch.cat([per_head, pairs.repeat_interleave(count, dim=0)], dim=1))
     items = torch.cat(parts)
     program = torch.tensor(_handed_out(_costs(items, block_n), programs), dtype=torch.int64)
     starts = torch.zeros(programs + 1, dtype=torch.int32)

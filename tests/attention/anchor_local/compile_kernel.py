@@ -12,8 +12,10 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
-from attention.anchor_local import fp8_impl, triton_impl
+from attention.anchor_local import fp8_impl, hopper, triton_impl
 from attention.triton_tiles import TileConfig
 
 SOURCES = {"q_source": "block_m", "k_source": "block_n", "v_source": "block_n"}
@@ -78,7 +80,41 @@ def compile_fp8(capability: int, head_dim: int) -> dict[str, Any]:
     return _needs(capability, ASTSource(kernel, types, constants), config)
 
 
-def _needs(capability: int, source: ASTSource, config: TileConfig) -> dict[str, Any]:
+def compile_hopper(head_dim: int, dtype: str) -> dict[str, Any]:
+    """The same of Hopper's own kernel."""
+    config = hopper.CONFIGS[head_dim]
+    constants = {
+        "HEAD_DIM": head_dim,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.stages,
+        "GROUPS": config.groups,
+        "REGISTERS": config.registers,
+        "OVERLAP": config.overlap,
+    }
+    element = {"bf16": gl.bfloat16, "fp16": gl.float16}[dtype]
+    rows = {"q_desc": hopper.GROUP_ROWS, "k_desc": config.block_n, "v_desc": config.block_n}
+
+    def type_of(name: str) -> str:
+        if name in rows:
+            tile = [rows[name], head_dim]
+            layout = gl.NVMMASharedLayout.get_default_for(tile, element)
+            return f"tensordesc<{dtype}[{tile[0]},{tile[1]}],{layout!r}>"
+        known = {"out": f"*{dtype}", "items": "*i32", "starts": "*i32", "scale_log2": "fp32"}
+        return "constexpr" if name in constants else known.get(name, "i32")
+
+    types = {name: type_of(name) for name in hopper._kernel.arg_names}
+    aligned = ("out", "items", "starts", "out_stride_row", "out_stride_head")
+    attributes = {(types_index(types, name),): [["tt.divisibility", 16]] for name in aligned}
+    source = GluonASTSource(hopper._kernel, types, constants, attributes)
+    return _needs(90, source, TileConfig(0, 0, 4, 1))
+
+
+def types_index(types: dict[str, str], name: str) -> int:
+    """The argument's place."""
+    return list(types).index(name)
+
+
+def _needs(capability: int, source: Any, config: TileConfig) -> dict[str, Any]:
     compiled = triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
@@ -95,7 +131,9 @@ def _needs(capability: int, source: ASTSource, config: TileConfig) -> dict[str, 
 if __name__ == "__main__":
     for target in sys.argv[1:]:
         capability, head_dim, dtype = target.split("-")
-        if dtype == "fp8":
+        if dtype.startswith("gluon"):
+            print(json.dumps(compile_hopper(int(head_dim), dtype.removeprefix("gluon"))))
+        elif dtype == "fp8":
             print(json.dumps(compile_fp8(int(capability), int(head_dim))))
         else:
             print(json.dumps(compile_kernel(int(capability), int(head_dim), dtype)))

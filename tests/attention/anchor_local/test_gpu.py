@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from attention import AnchorLocalPattern, anchor_local_layout
 from attention.anchor_local.api import anchor_local_ordered, implementation, kernel
 from attention.anchor_local.fp8_impl import anchor_local_fp8
 from attention.anchor_local.reference import allowed
-from attention.choice import Impl, Precision, is_hopper
+from attention.choice import Impl, is_hopper
+from attention.dense import dense_attention, dense_implementation
 from benchmarks.attention_accuracy import accuracy_rows
 from benchmarks.attention_candidates import FP8_CONFIGS
 from benchmarks.attention_cases import FP8_ERROR, Shape, inputs, truth
@@ -72,12 +74,11 @@ def test_fp8_tiles_are_the_definition(name: str) -> None:
 
 
 hopper_only = pytest.mark.skipif(
-    torch.cuda.is_available() and not is_hopper(torch.device("cuda", 0)), reason="Hopper's own kernels"
+    torch.cuda.is_available() and not is_hopper(torch.device("cuda", 0)), reason="Hopper's own kernel"
 )
 
 
 @hopper_only
-@pytest.mark.parametrize("precision", ["full", "fp8"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
     ("tokens", "block_size", "stride"),
@@ -92,52 +93,57 @@ hopper_only = pytest.mark.skipif(
         (513, 40, 4),
     ],
 )
-def test_hopper_kernels_are_the_definition(
-    tokens: int, block_size: int, stride: int, head_dim: int, precision: Precision
-) -> None:
+def test_hopper_kernel_is_the_definition(tokens: int, block_size: int, stride: int, head_dim: int) -> None:
     shape = Shape(tokens, 3, head_dim, block_size, stride)
     x = inputs(shape)
-    assert implementation("auto", x.q, precision) == "gluon"
+    assert implementation("auto", x.q, "full") == "gluon"
     out = torch.full_like(x.q, float("nan"))
-    kernel("gluon", precision)(x.q, x.k, x.v, x.layout, shape.scale, out=out)
+    kernel("gluon", "full")(x.q, x.k, x.v, x.layout, shape.scale, out=out)
     assert bool(out.isfinite().all())
     exact = truth(shape, x)
-    assert exact.error(out) <= (FP8_ERROR if precision == "fp8" else exact.eager_error)
+    assert exact.error(out) <= exact.eager_error
 
 
 @hopper_only
-@pytest.mark.parametrize("precision", ["full", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_hopper_kernels_take_batches_shared_heads_strides_and_chunks(
-    dtype: torch.dtype, precision: Precision
-) -> None:
+def test_hopper_kernel_takes_batches_shared_heads_strides_and_chunks(dtype: torch.dtype) -> None:
     """Beside the kernel for all GPUs, on the same tensors."""
     layout = anchor_local_layout(AnchorLocalPattern(700, 9, 2), 3_001, torch.device("cuda"), 500, 1_777)
     rows = torch.randn(2, 3_001, 3, 4, 128, device="cuda", dtype=dtype)
     q = rows[:, :1_777, 0]
     k, v = (rows[:, :, part, :2] for part in (1, 2))
-    out = anchor_local_ordered(q, k, v, layout, precision=precision)
-    expected = anchor_local_ordered(q, k, v, layout, precision=precision, impl="triton")
+    out = anchor_local_ordered(q, k, v, layout)
+    expected = anchor_local_ordered(q, k, v, layout, impl="triton")
     error = (out.double() - expected.double()).norm() / expected.double().norm()
-    # Both round weights and results once more than exact sums would; fp8 rounds weights to 3 bits.
-    assert error < (2e-2 if precision == "fp8" else 2**-8)
+    assert error < 2**-8  # both round weights and results once more than exact sums would
     odd = torch.randn(2, 3_001, 2, 129, device="cuda", dtype=dtype)[
         ..., 1:
     ]  # rows from no multiple of 16 bytes
     assert torch.equal(
-        anchor_local_ordered(q, odd, v, layout, precision=precision),
-        anchor_local_ordered(q, odd.contiguous(), v, layout, precision=precision),
+        anchor_local_ordered(q, odd, v, layout), anchor_local_ordered(q, odd.contiguous(), v, layout)
     )
 
 
 @hopper_only
-def test_hopper_kernels_can_be_captured_and_repeat() -> None:
-    shape = SHAPES[128]
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_hopper_kernel_can_be_captured_and_repeats(head_dim: int) -> None:
+    shape = SHAPES[head_dim]
     x = inputs(shape)
-    for precision in ("full", "fp8"):
-        first = anchor_local_ordered(x.q, x.k, x.v, x.layout, precision=precision)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = anchor_local_ordered(x.q, x.k, x.v, x.layout, precision=precision)
-        graph.replay()
-        assert torch.equal(first, captured)
+    first = anchor_local_ordered(x.q, x.k, x.v, x.layout)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = anchor_local_ordered(x.q, x.k, x.v, x.layout)
+    graph.replay()
+    assert torch.equal(first, captured)
+
+
+@hopper_only
+def test_long_dense_calls_take_it_too() -> None:
+    q, k, v = (torch.randn(2, 9_001, 3, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    assert dense_implementation(q, k) == "gluon"
+    assert dense_implementation(q[:, :4_000], k) == "sdpa"
+    q_heads, k_heads, v_heads = (x.transpose(1, 2) for x in (q, k, v))
+    exact = scaled_dot_product_attention(q_heads.double(), k_heads.double(), v_heads.double()).transpose(1, 2)
+    eager = scaled_dot_product_attention(q_heads, k_heads, v_heads).transpose(1, 2)
+    error, sdpa_error = ((x.double() - exact).norm() for x in (dense_attention(q, k, v, 128**-0.5), eager))
+    assert error <= 1.2 * sdpa_error  # both round weights to bfloat16, in tiles of other sizes
