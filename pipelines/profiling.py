@@ -32,7 +32,7 @@ STEPS = 3
 _MICRO = 1e-6
 # Parts of names, the first that is found decides. An operator speaks for all that it calls.
 _OPERATORS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    ("attention", ("attention", "reelwright::", "flash", "efficient_attention")),
+    ("attention", ("attention", "sparse_attn", "flash", "efficient_attention")),
     ("linear", ("aten::linear", "aten::addmm", "aten::mm", "aten::bmm", "aten::matmul", "aten::_scaled_mm")),
 )
 _KERNELS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
@@ -41,7 +41,18 @@ _KERNELS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     (
         "elementwise",
         (
-            *("triton_", "elementwise", "vectorized", "reduce", "norm", "copy", "memcpy", "memset", "cat"),
+            *(
+                "triton_",
+                "elementwise",
+                "vectorized",
+                "reduce",
+                "norm",
+                "quantise",
+                "copy",
+                "memcpy",
+                "memset",
+                "cat",
+            ),
             *("fill", "aten::mul", "aten::add", "aten::sub", "aten::div", "aten::neg", "aten::pow"),
             *(
                 "aten::rsqrt",
