@@ -107,7 +107,7 @@ def _norm_rotate(
     heads: int,
     eps: float,
 ) -> None:
-    dense = cos.is_contiguous() and sin.is_contiguous()
+    dense = cos.is_contiguous() and sin.is_contiguous() and cos.shape[0] == 1
     if dense and kernels_take(q, k, q_weight, k_weight, cos, sin):
         from pipelines.fused.kernels import rms_norm_triton
 

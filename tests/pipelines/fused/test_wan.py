@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from attention import swap
 from pipelines.feed_forward import sliced_feed_forward
 from pipelines.fp8 import to_fp8
+from pipelines.fused import norms, rotary
 from pipelines.fused.wan import FusedAttention, FusedBlock, fuse_blocks, part_blocks
 from pipelines.joined_attention import join_projections, part_projections
 from pipelines.step_cache import step_cached
 from tests.attention.families.running import arguments, built
-from tests.attention.families.variants import VARIANTS, Variant
+from tests.attention.families.variants import BATCH, GRID, VARIANTS, Grid, Variant
 
 WAN = [variant for variant in VARIANTS if type(variant.build()).__name__ == "WanTransformer3DModel"]
 PLAIN = WAN[0]
@@ -29,8 +30,8 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-def one_pass(model: Any, variant: Variant) -> Tensor:
-    given = arguments(variant, dtype=model.patch_embedding.weight.dtype)
+def one_pass(model: Any, variant: Variant, grid: Grid = GRID) -> Tensor:
+    given = arguments(variant, grid, model.patch_embedding.weight.dtype)
     out: Tensor = model(**given, return_dict=False)[0]
     return out
 
@@ -194,3 +195,28 @@ def test_feed_forward_in_slices() -> None:
     fuse_blocks(fused)
     with sliced_feed_forward([model, fused], 3):
         torch.testing.assert_close(one_pass(fused, PLAIN), one_pass(model, PLAIN), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted without a GPU only")
+@pytest.mark.parametrize("variant", WAN[:2], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("joined", [False, True])
+def test_blocks_by_interpreted_kernels(
+    variant: Variant, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(variant).float()
+    few: Grid = (1, 2, 3)
+    expected = one_pass(model, variant, few)
+    if joined:
+        join_projections(model)
+    fuse_blocks(model)
+    taken: list[bool] = []
+
+    def take(*tensors: Tensor | None) -> bool:
+        taken.append(True)
+        return True
+
+    for module in (norms, rotary):
+        monkeypatch.setattr(module, "kernels_take", take)
+    torch.testing.assert_close(one_pass(model, variant, few), expected, rtol=1e-5, atol=1e-5)
+    # Of each block four norms and residuals (a product's norm for each clip), and three norms of q and k.
+    assert len(taken) == len(model.blocks) * (7 + joined * (BATCH - 1))
