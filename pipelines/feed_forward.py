@@ -23,6 +23,7 @@ from pipelines.joined_attention import has_hooks
 
 # The numbers that the epilogue of a GPU's matrix product takes.
 _SHORT = (torch.bfloat16, torch.float16)
+_ALIGNED_ROWS = 16
 
 
 @contextlib.contextmanager
@@ -131,7 +132,8 @@ def _class_for(layer: Any) -> type[SlicedFeedForward]:
 
 
 def _slices(rows: int, chunks: int) -> Iterator[slice]:
-    size = max(1, -(-rows // chunks))
+    # Matrix products in fp8 want the scales of their rows from a multiple of 16 bytes on.
+    size = max(_ALIGNED_ROWS, -(-rows // (chunks * _ALIGNED_ROWS)) * _ALIGNED_ROWS)
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
