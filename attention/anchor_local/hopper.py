@@ -9,49 +9,32 @@ the matrix units.
 Knows layouts and Gluon. Does not know patterns.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from attention.anchor_local.schedule import schedule
+from attention.hopper_tiles import (
+    GROUP_ROWS,
+    PIN_LAYOUT,
+    HopperConfig,
+    copy_keys_and_values,
+    copy_tile,
+    descriptor,
+    first_scores,
+    first_softmax,
+    hide,
+    last_sums,
+    processors,
+    product_layout,
+    scores_beside_sums,
+    softmax_beside_sums,
+    store_rows,
+)
 from attention.layout import AnchorLocalLayout
 from attention.triton_tiles import LOG2_E, fits_descriptor
-
-GROUP_ROWS = 64
-# Triton 3.9 has another name for it than 3.6.
-_copy_tile: Any = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-
-
-@dataclass(frozen=True, slots=True)
-class HopperConfig:
-    """Shape of the work of a program.
-
-    Attributes:
-        groups: of four warps and 64 queries each; 2 or 3.
-        block_n: keys of a tile.
-        stages: tiles of keys, and of values, that there is room for.
-        registers: of a thread of a group; a multiple of 8.
-        overlap: a group's product with the values runs beside its own softmax, not only beside those of
-            others; this costs registers, which three groups do not have.
-    """
-
-    groups: int
-    block_n: int
-    stages: int
-    registers: int
-    overlap: bool
-
 
 CONFIGS = {
     64: HopperConfig(groups=3, block_n=128, stages=2, registers=160, overlap=False),
@@ -102,13 +85,6 @@ def _valid_keys(i, whole, first_rest, second_rest, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def _hide(scores, valid, BLOCK_N: gl.constexpr, layout: gl.constexpr):
-    """Scores of keys that do not count become -inf."""
-    position = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, layout))
-    return gl.where((position < valid)[None, :], scores, float("-inf"))
-
-
-@gluon.jit
 def _copy(
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, full, empty, items, starts, queries, tokens, group,
     HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
@@ -122,7 +98,7 @@ def _copy(
         mbarrier.wait(empty.index(2 * STAGES), (turn & 1) ^ 1)
         mbarrier.expect(full.index(2 * STAGES), GROUPS * q_desc.block_type.nbytes)
         for i in gl.static_range(GROUPS):
-            _copy_tile(
+            copy_tile(
                 q_desc,
                 [batch * queries + begin + i * 64, head * HEAD_DIM],
                 full.index(2 * STAGES),
@@ -131,24 +107,9 @@ def _copy(
         column = (head // group) * HEAD_DIM
         for i in range(count):
             row = batch * tokens + _tile_start(i, key_begin, first_whole, whole, first_rest, BLOCK_N)
-            stage = step % STAGES
-            phase = ((step // STAGES) & 1) ^ 1
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(full.index(stage), k_desc.block_type.nbytes)
-            _copy_tile(k_desc, [row, column], full.index(stage), k_smem.index(stage))
-            mbarrier.wait(empty.index(STAGES + stage), phase)
-            mbarrier.expect(full.index(STAGES + stage), v_desc.block_type.nbytes)
-            _copy_tile(v_desc, [row, column], full.index(STAGES + stage), v_smem.index(stage))
+            copy_keys_and_values(k_desc, v_desc, row, column, k_smem, v_smem, full, empty, step, STAGES)
             step += 1
         turn += 1  # noqa: SIM113
-
-
-@gluon.jit
-def _softmax(scores, row_max, scale_log2):
-    """Weights, what earlier sums shrink by, and the new maximum."""
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale_log2)
-    weights = gl.exp2(scores * scale_log2 - new_max[:, None])
-    return weights, gl.exp2(row_max - new_max), new_max
 
 
 @gluon.jit
@@ -160,20 +121,13 @@ def _attend(
 ):  # fmt: skip
     """One group: 64 rows of every tile of queries."""
     ROWS: gl.constexpr = 64
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
-    )
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HEAD_DIM, 16]
-    )
-    p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=o_layout, k_width=2)
+    s_layout: gl.constexpr = product_layout(BLOCK_N)
+    o_layout: gl.constexpr = product_layout(HEAD_DIM)
     s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
-    dtype: gl.constexpr = k_smem.dtype
+    pin = None
     if OVERLAP:
-        # Written, never read: ptxas leaves a wait behind a store, and the store needs the softmax to be done.
-        # Without it the wait for the product with the values comes before the softmax it should run beside.
-        pin = gl.allocate_shared_memory(gl.float32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        pin = gl.allocate_shared_memory(gl.float32, [ROWS], PIN_LAYOUT)
     no_scores = gl.full([ROWS, BLOCK_N], 0.0, gl.float32, layout=s_layout)
     q = q_smem.index(GROUP)
     step = 0
@@ -190,66 +144,31 @@ def _attend(
 
         # The first tile has nothing to overlap with.
         mbarrier.wait(full.index(2 * STAGES), turn & 1)
-        stage = step % STAGES
-        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-        running = warpgroup_mma(
-            q, k_smem.index(stage).permute((1, 0)), no_scores, use_acc=False, is_async=True
+        scores = first_scores(q, no_scores, k_smem, full, empty, step, STAGES)
+        scores = hide(scores, _valid_keys(0, whole, first_rest, second_rest, BLOCK_N), BLOCK_N, s_layout)
+        weights, row_max, row_sum = first_softmax(
+            scores, row_max, scale_log2, k_smem.dtype, o_layout, OVERLAP
         )
-        scores = warpgroup_mma_wait(0, deps=[running])
-        mbarrier.arrive(empty.index(stage), count=1)
-        scores = _hide(scores, _valid_keys(0, whole, first_rest, second_rest, BLOCK_N), BLOCK_N, s_layout)
-        weights, decay, row_max = _softmax(scores, row_max, scale_log2)
-        row_sum = gl.sum(weights, 1)
-        if not OVERLAP:
-            p = gl.convert_layout(weights.to(dtype), p_layout)
         for i in range(1, count):
-            stage = (step + 1) % STAGES
-            mbarrier.wait(full.index(stage), ((step + 1) // STAGES) & 1)
-            running = warpgroup_mma(
-                q, k_smem.index(stage).permute((1, 0)), no_scores, use_acc=False, is_async=True
+            scores, sums, p = scores_beside_sums(
+                q, no_scores, weights, acc, k_smem, v_smem, full, empty, step, o_layout, STAGES, OVERLAP
             )
-            value_stage = step % STAGES
-            mbarrier.wait(full.index(STAGES + value_stage), (step // STAGES) & 1)
-            if OVERLAP:
-                p = gl.convert_layout(weights.to(dtype), p_layout)
-            sums = warpgroup_mma(p, v_smem.index(value_stage), acc, is_async=True)
-            scores = warpgroup_mma_wait(1, deps=[running])
-            mbarrier.arrive(empty.index(stage), count=1)
             if i >= whole:
-                scores = _hide(
+                scores = hide(
                     scores, _valid_keys(i, whole, first_rest, second_rest, BLOCK_N), BLOCK_N, s_layout
                 )
-            weights, decay, row_max = _softmax(scores, row_max, scale_log2)
-            row_sum = row_sum * decay + gl.sum(weights, 1)
-            if OVERLAP:
-                pin.store(row_sum)
-                acc, _p, weights, row_sum = warpgroup_mma_wait(0, deps=[sums, p, weights, row_sum])
-            else:
-                next_p = gl.convert_layout(weights.to(dtype), p_layout)
-                acc, _p, p, row_sum = warpgroup_mma_wait(0, deps=[sums, p, next_p, row_sum])
-            mbarrier.arrive(empty.index(STAGES + value_stage), count=1)
-            acc = acc * gl.convert_layout(decay, o_rows)[:, None]
+            weights, acc, row_max, row_sum = softmax_beside_sums(
+                scores, sums, p, row_max, row_sum, scale_log2, pin, empty, step, o_layout, STAGES, OVERLAP
+            )
             step += 1
         mbarrier.arrive(empty.index(2 * STAGES), count=1)
-        value_stage = step % STAGES
-        mbarrier.wait(full.index(STAGES + value_stage), (step // STAGES) & 1)
-        if OVERLAP:
-            p = gl.convert_layout(weights.to(dtype), p_layout)
-        sums = warpgroup_mma(p, v_smem.index(value_stage), acc, is_async=True)
-        acc, _p = warpgroup_mma_wait(0, deps=[sums, p])
-        mbarrier.arrive(empty.index(STAGES + value_stage), count=1)
+        acc = last_sums(weights, acc, v_smem, full, empty, step, o_layout, STAGES, OVERLAP)
         step += 1
         turn += 1  # noqa: SIM113
 
-        acc = acc * gl.convert_layout(1.0 / row_sum, o_rows)[:, None]
         rows = begin + GROUP * ROWS + gl.arange(0, ROWS, layout=o_rows)
-        columns = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, o_layout))
         base = out + batch.to(gl.int64) * out_stride_batch + head.to(gl.int64) * out_stride_head
-        gl.store(
-            base + rows.to(gl.int64)[:, None] * out_stride_row + columns[None, :],
-            acc.to(dtype),
-            mask=(rows < end)[:, None],
-        )
+        store_rows(acc, row_sum, base, rows, end, out_stride_row, HEAD_DIM, o_layout)
         begin, end, key_begin, key_end, first, batch, head = coming
 
 
@@ -333,12 +252,12 @@ def anchor_local_hopper(
     config = config or CONFIGS[head_dim]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     work = schedule(
-        layout, batch, heads, config.groups * GROUP_ROWS, config.block_n, _processors(q.device), q.device
+        layout, batch, heads, config.groups * GROUP_ROWS, config.block_n, processors(q.device), q.device
     )
     _kernel[(work.programs,)](
-        _descriptor(q, GROUP_ROWS),
-        _descriptor(k, config.block_n),
-        _descriptor(v, config.block_n),
+        descriptor(q, GROUP_ROWS),
+        descriptor(k, config.block_n),
+        descriptor(v, config.block_n),
         out,
         work.items,
         work.starts,
@@ -356,23 +275,3 @@ def anchor_local_hopper(
         num_warps=4,
     )
     return out
-
-
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU: as many programs run at a time."""
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
-
-
-_DTYPES = {
-    torch.bfloat16: gl.bfloat16,
-    torch.float16: gl.float16,
-}
-
-
-def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """Descriptor of [B, N, H, D] for tiles of so many rows of one head."""
-    batch, tokens, heads, head_dim = x.shape
-    shape, strides, tile = [batch * tokens, heads * head_dim], [x.stride(1), 1], [rows, head_dim]
-    swizzled = gl.NVMMASharedLayout.get_default_for(tile, _DTYPES[x.dtype])
-    return TensorDescriptor(x, shape, strides, tile, swizzled)

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from attention.anchor_local import fp8_impl, hopper, triton_impl
+from attention.hopper_tiles import GROUP_ROWS
 from attention.triton_tiles import TileConfig
 
 SOURCES = {"q_source": "block_m", "k_source": "block_n", "v_source": "block_n"}
@@ -92,7 +93,7 @@ def compile_hopper(head_dim: int, dtype: str) -> dict[str, Any]:
         "OVERLAP": config.overlap,
     }
     element = {"bf16": gl.bfloat16, "fp16": gl.float16}[dtype]
-    rows = {"q_desc": hopper.GROUP_ROWS, "k_desc": config.block_n, "v_desc": config.block_n}
+    rows = {"q_desc": GROUP_ROWS, "k_desc": config.block_n, "v_desc": config.block_n}
 
     def type_of(name: str) -> str:
         if name in rows:
