@@ -378,7 +378,7 @@ def swap(
         top_k, pooled_rest: as for ``block_topk_attention``; the first is needed with it.
         dense_layers: layers, counted from 0, that always run dense.
         min_tokens: sequences shorter than this run dense.
-        impl: as for the operators; ``auto`` takes Triton on a GPU and PyTorch elsewhere.
+        impl: as for the operators; ``auto`` takes a kernel on a GPU and PyTorch elsewhere.
         ranks: processes that share the tokens of each pass; all of them swap and call alike.
 
     Returns:

@@ -41,8 +41,9 @@ class TileConfig:
 
 
 # By columns that a program holds, padded; fixed per architecture, so that no request ever waits for tuning.
-# Chosen from compiled code, not yet by measurement: shared memory (227 KiB on Hopper, 99 KiB on Ada and
-# consumer Blackwell), no or hardly any spilled registers, and as few products done twice.
+# On Hopper 512 columns were measured (docs/notes.md); the rest is chosen from compiled code: shared memory
+# (227 KiB on Hopper, 99 KiB on Ada and consumer Blackwell), no or hardly any spilled registers, and as few
+# products done twice.
 _HOPPER = {
     128: TileConfig(64, 64, 4, 4),
     256: TileConfig(64, 64, 4, 4),
