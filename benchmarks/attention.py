@@ -71,6 +71,7 @@ class Row:
     eager_error: float
     dense_backend: str
     dense: Timing
+    every_dense: dict[str, Timing]
     sparse: Timing
     portable: Timing
     flex: dict[str, Timing]
@@ -120,6 +121,7 @@ def measure(shape: Shape, precision: Precision = "full", rounds: int = 15) -> Ro
         eager_error=exact.eager_error,
         dense_backend=dense_backend,
         dense=timings[dense_backend],
+        every_dense={name: timings[name] for name in DENSE_BACKENDS},
         sparse=timings["sparse"],
         portable=timings["portable"],
         flex={order: timings[order] for order in flex},

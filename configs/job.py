@@ -73,7 +73,7 @@ class AttentionReport(BaseModel):
     backend: AttentionBackend
     implementation: str = Field(
         description="Of the sparse calls: torch, triton (any GPU), gluon (Hopper); of the dense ones if "
-        "there were no others."
+        "there were no others. Several are joined by +."
     )
     dense_implementation: str = Field(
         default="sdpa", description="Of the dense calls: sdpa (PyTorch) or gluon (Hopper)."
@@ -214,6 +214,7 @@ class RunEnvironment(BaseModel):
     dtype: str
     vae_dtype: str
     compiled: bool = Field(default=False, description="Whether the transformer's blocks ran compiled.")
+    fused: bool = Field(default=False, description="Whether they ran kernels of our own between products.")
     precision: ModelPrecision = Field(default="full", description="Of the linear layers in these blocks.")
     versions: dict[str, str] = Field(description="Of reelwright, torch, diffusers, transformers and triton.")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from configs.job import RunEnvironment
+from pipelines.fused.choice import runs_fused
 from pipelines.loading import LoadedPipeline
 
 PACKAGES = ("reelwright", "torch", "diffusers", "transformers", "triton")
@@ -27,6 +28,7 @@ def environment_of(loaded: LoadedPipeline) -> RunEnvironment:
         dtype=_dtype_name(loaded.dtype),
         vae_dtype=_dtype_name(loaded.vae_dtype),
         compiled=loaded.blocks.are_compiled,
+        fused=runs_fused(loaded.transformers),
         precision=loaded.compute.precision,
         versions=_installed_versions(),
     )

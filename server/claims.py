@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from configs.job import JobResult, Stage
+from configs.job import AttentionReport, JobResult, Stage
 from server import observations
 from server.clip_cost import attended_share, transformer_passes
 from server.database import Connection, Database, Row, Values, read_statements
 from server.ending import expires_at, record_end
 from server.identity import last_away
 from server.job import Job, JobError
-from server.observations import observe, set_gauge
+from server.observations import count, observe, set_gauge
 from server.workers import HEARTBEAT_SECONDS, LOCAL_SLOT, LOST_AFTER_SECONDS
 
 _SQL = read_statements("jobs.sql")
@@ -212,10 +212,21 @@ def _fell_silent_with(connection: Connection, last_sign_at: float | None) -> boo
     return away.start - 2 * HEARTBEAT_SECONDS <= last_sign_at < away.end
 
 
+def _count_calls(connection: Connection, model: str, attention: AttentionReport) -> None:
+    """The calls of a job, as its report has them."""
+    of_job = connection, observations.ATTENTION_CALLS, model, attention.backend
+    if attention.sparse_calls:
+        precision = attention.precision or "full"
+        count(*of_job, "sparse", "", attention.implementation, precision, times=attention.sparse_calls)
+    for reason, calls in attention.dense_reasons.items():
+        count(*of_job, "dense", reason, attention.dense_implementation, "full", times=calls)
+
+
 def _observe_result(connection: Connection, job: Job, result: JobResult) -> None:
     metrics, attention = result.metrics, result.attention
     set_gauge(connection, observations.PEAK_MEMORY, metrics.peak_memory_bytes, job.model, result.device)
     set_gauge(connection, observations.DENSITY, attention.density, job.model, attention.backend)
+    _count_calls(connection, job.model, attention)
     # The worker's own durations, not the row's times: those jump with the clock.
     seconds = metrics.total_seconds
     clip_seconds = job.parameters.num_frames / job.parameters.fps

@@ -34,6 +34,11 @@ class Histogram(Metric):
 
 
 JOBS_TOTAL = Metric("jobs", "Jobs that ended, by how.", ("model", "status"))
+ATTENTION_CALLS = Metric(
+    "attention_calls",
+    "Self-attention calls of completed jobs: sparse or dense, why dense, by what, in which precision.",
+    ("model", "backend", "kind", "reason", "implementation", "precision"),
+)
 WEBHOOKS_TOTAL = Metric("webhooks", "Tries to deliver a webhook, by what came of them.", ("result",))
 QUEUE_WAIT = Histogram(
     "job_queue_wait_seconds", "From submission to the first claim.", ("model",), LONG_BUCKETS
@@ -52,14 +57,14 @@ PEAK_MEMORY = Metric("peak_memory_bytes", "Peak memory of the last job.", ("mode
 DENSITY = Metric("attention_density", "Attended share of token pairs in the last job.", ("model", "backend"))
 REALTIME = Metric("realtime_factor", "Seconds of clip per second of work, last job.", ("model",))
 
-COUNTERS = (JOBS_TOTAL, WEBHOOKS_TOTAL)
+COUNTERS = (JOBS_TOTAL, ATTENTION_CALLS, WEBHOOKS_TOTAL)
 GAUGES = (PEAK_MEMORY, DENSITY, REALTIME)
 HISTOGRAMS = (QUEUE_WAIT, JOB_DURATION, STAGE_DURATION, STEP_DURATION, MODEL_LOAD)
 
 
-def count(connection: Connection, metric: Metric, *labels: str) -> None:
-    """Add one to a counter."""
-    connection.run(_SQL["add"], _sample(metric, labels, 1.0))
+def count(connection: Connection, metric: Metric, *labels: str, times: int = 1) -> None:
+    """Add to a counter."""
+    connection.run(_SQL["add"], _sample(metric, labels, float(times)))
 
 
 def set_gauge(connection: Connection, metric: Metric, value: float, *labels: str) -> None:

@@ -58,6 +58,7 @@ def test_tables_name_what_is_missing() -> None:
         eager_error=2e-3,
         dense_backend="cudnn",
         dense=timing,
+        every_dense={"cudnn": timing, "flash": timing},
         sparse=timing,
         portable=timing,
         flex={"permuted": timing},

@@ -29,6 +29,16 @@ def test_a_job_shows_in_the_metrics(server: RunningServer, client: httpx.Client)
     assert after[memory] == video["metrics"]["peak_memory_bytes"]
     density = ("reelwright_attention_density", (("backend", "anchor_local"), model))
     assert after[density] == video["attention"]["ran"]["density"]
+    ran = video["attention"]["ran"]
+    for kind, reason, implementation, calls in [
+        ("sparse", "", ran["implementation"], ran["sparse_calls"]),
+        *(("dense", why, "sdpa", times) for why, times in ran["dense_reasons"].items()),
+    ]:
+        assert calls > 0
+        labels = {"backend": "anchor_local", "kind": kind, "reason": reason, "precision": "full"}
+        labels |= {"model": "tiny-wan", "implementation": implementation}
+        name = ("reelwright_attention_calls_total", tuple(sorted(labels.items())))
+        assert after[name] == before.get(name, 0) + calls
     assert after["reelwright_worker_up", (model,)] == 1
     assert after["reelwright_model_load_duration_seconds_count", (model,)] >= 1
     for stage in ("text_encode", "denoise", "vae_decode", "encode_mp4"):
@@ -53,6 +63,7 @@ def test_the_promised_names_are_there(server: RunningServer, client: httpx.Clien
             "denoise_step_duration_seconds_bucket",
             "peak_memory_bytes",
             "attention_density",
+            "attention_calls_total",
             "realtime_factor",
             "model_load_duration_seconds_bucket",
             "worker_up",
