@@ -2,28 +2,31 @@
 
     python -m benchmarks.block_topk --json block_topk.json
     python -m benchmarks.block_topk --tune
+    python -m benchmarks.block_topk --hopper
 
 Tokens lie in the order that the swap keeps. Ideal is the density that was counted x the fastest dense
 attention of the same run. Selection alone is means, scores and lists; attention alone runs on lists that are
 there already. Shapes that differ in their boxes only take turns with one dense attention. All kernels are
 compiled beforehand, by several processes. If the error against float64 is worse than that of eager bfloat16,
-nothing is written.
+nothing is written. ``--hopper`` measures Hopper's own kernel, which nothing else chooses yet, instead of the
+one for all GPUs.
 """
 
 import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention.block_topk import triton_impl
+from attention.block_topk import hopper, triton_impl
 from attention.block_topk.boxes import BoxPattern
 from attention.block_topk.layout import BoxLayout, box_layout
 from attention.block_topk.selection import box_scores, kept_counts, selected_boxes
@@ -31,6 +34,9 @@ from attention.block_topk.triton_selection import box_means_triton
 from attention.tiles import Grid
 from benchmarks.compiling import compiling
 from benchmarks.gpu import Timing, device_seconds, graph_seconds, interleaved_seconds, machine
+
+Kernel = Literal["triton", "counted", "scheduled"]
+"""The kernel for all GPUs, or Hopper's own, with items handed out by a counter or ahead of time."""
 
 ERROR_ROWS = 256
 ROUNDS = 9
@@ -97,6 +103,7 @@ class Row:
     """What was measured for a shape; errors are relative, against float64."""
 
     shape: Shape
+    kernel: Kernel
     boxes: int
     density: float
     error: float
@@ -185,9 +192,18 @@ class Checked:
     calls: dict[str, Callable[[], object]]
 
 
-def check(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Checked:
+def check(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kernel: Kernel = "triton") -> Checked:
     """Run one shape and compare; ``out`` is overwritten, now and by its calls."""
-    layout, config = shape.layout(q.device), triton_impl.tile_config(q)
+    layout = shape.layout(q.device)
+    if kernel == "triton":
+        block_n = triton_impl.tile_config(q).block_n
+        attend_lists = partial(triton_impl.attend, config=triton_impl.tile_config(q))
+        run = triton_impl.block_topk_triton
+    else:
+        config, counted = hopper.CONFIGS[shape.head_dim], kernel == "counted"
+        block_n = config.block_n
+        attend_lists = partial(hopper.attend, top_k=shape.top_k, config=config, counted=counted)
+        run = partial(hopper.block_topk_hopper, counted=counted)
     out.fill_(float("nan"))
     tally = torch.zeros((), dtype=torch.int64, device=q.device)
     settings: dict[str, Any] = {
@@ -197,33 +213,34 @@ def check(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Checked
     }
 
     def both() -> Tensor:
-        return triton_impl.block_topk_triton(q, k, v, layout, tally=tally, out=out, **settings)
+        return run(q, k, v, layout, tally=tally, out=out, **settings)
 
     def select() -> object:
-        return triton_impl.select(q, k, v, layout, tally=tally, block_n=config.block_n, **settings)
+        return triton_impl.select(q, k, v, layout, tally=tally, block_n=block_n, **settings)
 
     both()
     density = counted_density(shape, layout, tally)
     error, eager_error = errors(shape, layout, q, k, v, out)
-    lists, rest = triton_impl.select(q, k, v, layout, tally=None, block_n=config.block_n, **settings)
+    lists, rest = triton_impl.select(q, k, v, layout, tally=None, block_n=block_n, **settings)
 
     def attend() -> Tensor:
-        return triton_impl.attend(q, k, v, layout, lists, rest, scale=shape.scale, config=config, out=out)
+        return attend_lists(q, k, v, layout, lists, rest, scale=shape.scale, out=out)
 
     calls: dict[str, Callable[[], object]] = {"both": both, "selection": select, "attention": attend}
     return Checked(shape, layout.boxes, density, error, eager_error, calls)
 
 
-def measure(shapes: Sequence[Shape], dense_backend: str) -> list[Row]:
+def measure(shapes: Sequence[Shape], dense_backend: str, kernel: Kernel) -> list[Row]:
     """Check, then time, shapes that differ in their boxes only: all take turns with one dense attention."""
     q, k, v = ordered_inputs(shapes[0])
     out = torch.empty_like(q)
-    checked = [check(shape, q, k, v, out) for shape in shapes]
+    checked = [check(shape, q, k, v, out, kernel) for shape in shapes]
     calls = {f"{name} {i}": call for i, one in enumerate(checked) for name, call in one.calls.items()}
     timings = interleaved_seconds(calls | {"dense": dense_call(dense_backend, q, k, v)}, ROUNDS)
     return [
         Row(
             shape=one.shape,
+            kernel=kernel,
             boxes=one.boxes,
             density=one.density,
             error=one.error,
@@ -254,11 +271,11 @@ def fastest_dense(shape: Shape) -> str:
     return min(DENSE, key=lambda name: timings[name].median_seconds)
 
 
-def compile_shape(shape: Shape, device: str = "cuda") -> None:
+def compile_shape(shape: Shape, device: str = "cuda", kernel: Kernel = "triton") -> None:
     """All that the measurement of a shape launches, with one head: how many compiles nothing more."""
     one = replace(shape, heads=1)
     q, k, v = ordered_inputs(one, device)
-    check(one, q, k, v, torch.empty_like(q)).calls["attention"]()
+    check(one, q, k, v, torch.empty_like(q), kernel).calls["attention"]()
 
 
 def dense_call(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
@@ -342,6 +359,15 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--tune", action="store_true", help="time tiles, and ways to walk lists, instead")
+    parser.add_argument(
+        "--hopper",
+        nargs="?",
+        dest="kernel",
+        choices=get_args(Kernel)[1:],
+        default="triton",
+        const="counted",
+        help="measure Hopper's own kernel; its items are counted by default",
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
@@ -355,12 +381,12 @@ def main() -> None:
             for config, seconds in tiles + tune(shape, walks):
                 print(f"  {seconds * 1e3:8.3f} ms {config}", flush=True)
         return
-    with compiling(compile_shape, SHAPES):
+    with compiling(partial(compile_shape, kernel=arguments.kernel), SHAPES):
         fastest = [fastest_dense(group[0]) for group in groups(SHAPES)]
     print_header()
     rows = []
     for group, dense_backend in zip(groups(SHAPES), fastest, strict=True):
-        measured = measure(group, dense_backend)
+        measured = measure(group, dense_backend, arguments.kernel)
         print_rows(measured)
         rows.extend(measured)
     worse = [row.shape for row in rows if not row.error <= row.eager_error]

@@ -6,7 +6,6 @@ if asked for, the mean keys of all boxes, those that are kept hidden. Which tile
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from attention.block_topk.layout import BoxLayout
 from attention.block_topk.selection import box_scores
+from attention.block_topk.tile_table import tile_table
 from attention.block_topk.triton_selection import KeyLists, box_means_triton, key_lists
 from attention.triton_tiles import (
     LOG2_E,
@@ -272,7 +272,7 @@ def attend(
     batch, tokens, heads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     columns = max(16, triton.next_power_of_2(head_dim))
-    tiles, first_tiles = _tile_table(layout, config.block_m, q.device)
+    tiles, first_tiles = tile_table(layout, config.block_m, q.device)
     use_tma = large_tiles(q.device) and columns == head_dim and all(fits_descriptor(x) for x in (q, k, v))
     sources: tuple[Any, ...] = (q, k, v)
     if use_tma:
@@ -314,19 +314,6 @@ def attend(
         num_stages=config.num_stages,
     )
     return out
-
-
-@lru_cache(maxsize=64)
-def _tile_table(layout: BoxLayout, block_m: int, device: torch.device) -> tuple[Tensor, int]:
-    """int32 [tiles, 3] (query begin, end, box), those that see all first; and how many those are."""
-    runs = torch.tensor(
-        [(0, layout.first, 0), *((*layout.begins[i : i + 2], i) for i in range(layout.boxes))]
-    )
-    per_run = (runs[:, 1] - runs[:, 0] + block_m - 1) // block_m
-    tiles = runs.repeat_interleave(per_run, dim=0)
-    within = torch.arange(tiles.shape[0]) - (per_run.cumsum(0) - per_run).repeat_interleave(per_run)
-    tiles[:, 0] += within * block_m
-    return tiles.to(device=device, dtype=torch.int32), int(per_run[0])
 
 
 def tile_config(q: Tensor) -> BoxTileConfig:

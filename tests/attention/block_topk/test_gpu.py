@@ -1,17 +1,25 @@
 """What only a GPU can show: full sizes, capture, no new kernels. Run with ``pytest -m gpu`` here."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from attention import BoxPattern, block_topk_ordered, box_layout
-from attention.block_topk import triton_impl, triton_selection
+from attention.block_topk import hopper, triton_impl, triton_selection
 from attention.block_topk.layout import BoxLayout
 from attention.block_topk.selection import box_means, box_scores, kept_counts, kept_pairs, selected_boxes
 from attention.block_topk.triton_selection import box_means_triton, key_lists
+from attention.choice import is_hopper
+from tests.attention.block_topk.helpers import Case, budget, exact, inputs, relative_error, selection
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
+hopper_only = pytest.mark.skipif(
+    torch.cuda.is_available() and not is_hopper(CUDA), reason="Hopper's own kernel"
+)
 
 
 def random_inputs(layout: BoxLayout, heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,16 +46,22 @@ def test_choice_is_that_of_pytorch_for_many_boxes(boxes: int) -> None:
         )
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(32, 128), (48, 96)])  # descriptors, and pointers
-def test_more_than_2_to_the_31_elements(heads: int, head_dim: int) -> None:
+# Descriptors, pointers, and Hopper's own kernel.
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "run"),
+    [
+        (32, 128, triton_impl.block_topk_triton),
+        (48, 96, triton_impl.block_topk_triton),
+        pytest.param(32, 128, hopper.block_topk_hopper, marks=hopper_only),
+    ],
+)
+def test_more_than_2_to_the_31_elements(heads: int, head_dim: int, run: Callable[..., Tensor]) -> None:
     layout = box_layout(BoxPattern(block_size=1000), (1, 1, 530_001), CUDA)
     assert layout.tokens * heads * head_dim > 2**31
     q, k, v = random_inputs(layout, heads, head_dim)
     scale = head_dim**-0.5
     out = torch.full_like(q, float("nan"))
-    triton_impl.block_topk_triton(
-        q, k, v, layout, top_k=0.05, pooled_rest=False, scale=scale, tally=None, out=out
-    )
+    run(q, k, v, layout, top_k=0.05, pooled_rest=False, scale=scale, tally=None, out=out)
     assert bool(out.isfinite().all())
     q_means, k_means = box_means_triton(q, layout), box_means_triton(k, layout)
     torch.testing.assert_close(k_means[:, -1:], box_means(k[:, :, -1:], layout), rtol=1e-4, atol=1e-5)
@@ -105,3 +119,96 @@ def test_new_lengths_compile_nothing() -> None:
     for tokens, size, text in ((4097, 256, 1), (5000, 257, 0), (2048, 128, 32), (100, 100, 3)):
         run(tokens, size, text)
     assert compiled() == before
+
+
+# Tiles have 128 keys, items 128 or 192 queries: boxes around that, groups without queries, all sorts of tiles
+HOPPER_CASES = (
+    Case((3, 4, 5), 3, tile_thw=(2, 2, 3), kv_heads=1),
+    Case((3, 10, 13), 0.3, tile_thw=(3, 5, 7), kv_heads=1, batch=2, pooled_rest=True),
+    Case((3, 10, 13), 0.3, tile_thw=(3, 5, 3), anchor_stride=5, text=3, pooled_rest=True),
+    Case((1, 40, 66), 3, block_size=401, heads=3, kv_heads=3),
+    Case((1, 16, 24), 0.4, block_size=128),  # whole tiles only
+    Case((2, 3, 4), 2, block_size=5, anchor_stride=1, pooled_rest=True),  # all anchors: dense
+    Case((2, 3, 3), 1, tile_thw=(4, 4, 4), pooled_rest=True),  # one box: dense
+    Case((1, 9, 31), 5, block_size=2, text=140, pooled_rest=True),  # more boxes than a tile has keys
+)
+
+
+@hopper_only
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=str)
+def test_hopper_kernel_is_the_definition(case: Case, head_dim: int, counted: bool) -> None:
+    case = replace(case, head_dim=head_dim)
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = inputs(case, dtype)
+        _, selected = selection(case, q, k, "triton")
+        truth = exact(case, q, k, v, selected)
+        allowed = budget(case, q, k, v, selected, truth)
+        layout = case.layout()
+        q, k, v = (x.index_select(1, layout.order) for x in (q, k, v))
+        out = torch.full_like(q, float("nan"))
+        run_on_hopper(case, q, k, v, layout, counted, out)
+        assert relative_error(out.index_select(1, layout.inverse), truth) <= allowed
+
+
+def run_on_hopper(
+    case: Case,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: BoxLayout,
+    counted: bool = True,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Hopper's kernel on ordered tokens."""
+    return hopper.block_topk_hopper(
+        q,
+        k,
+        v,
+        layout,
+        top_k=case.top_k,
+        pooled_rest=case.pooled_rest,
+        scale=case.scale,
+        tally=None,
+        counted=counted,
+        out=out,
+    )
+
+
+@hopper_only
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("pooled_rest", [False, True])
+def test_hopper_kernel_at_full_size_repeats_and_can_be_captured(head_dim: int, pooled_rest: bool) -> None:
+    """Beside the kernel for all GPUs; whoever takes which item changes no bit."""
+    case = Case((21, 30, 52), 0.2, (7, 8, 9), head_dim=head_dim, heads=6, kv_heads=3, pooled_rest=pooled_rest)
+    layout = case.layout()
+    rows = torch.randn(1, layout.tokens, 12, head_dim, device=CUDA, dtype=torch.bfloat16)
+    q, k, v = rows.split([6, 3, 3], dim=2)  # heads side by side in longer rows
+    out = torch.full_like(q, float("nan"))
+    run_on_hopper(case, q, k, v, layout, out=out)
+    expected = triton_impl.block_topk_triton(
+        q, k, v, layout, top_k=case.top_k, pooled_rest=pooled_rest, scale=case.scale, tally=None
+    )
+    assert relative_error(out, expected.double()) < 2**-7  # both round weights and results
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run_on_hopper(case, q, k, v, layout)
+    for _ in range(5):
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, out)
+    assert torch.equal(run_on_hopper(case, q, k, v, layout, counted=False), out)
+
+
+@hopper_only
+def test_hopper_kernel_is_compiled_once_for_all_lengths() -> None:
+    def run(tokens: int, size: int, text: int) -> int:
+        case = Case((1, 1, tokens), 0.5, block_size=size, text=text, heads=3, kv_heads=3, head_dim=128)
+        q, k, v = random_inputs(case.layout(), 3, 128)
+        run_on_hopper(case, q, k, v, case.layout())
+        return sum(len(cache[0]) for cache in hopper._kernel.device_caches.values())
+
+    compiled = run(4096, 256, 16)
+    for tokens, size, text in ((4097, 256, 1), (5000, 257, 0), (2048, 128, 32), (100, 100, 3)):
+        assert run(tokens, size, text) == compiled
