@@ -229,7 +229,6 @@ def _copy_tile(descriptor: Descriptor, place: list[int], barrier: Barrier, room:
 
 def _named(program: int, programs: int) -> dict[str, Any]:
     """What names of Gluon mean in one program."""
-    anything = SimpleNamespace
     gl = SimpleNamespace(
         program_id=lambda _axis: program,
         num_programs=lambda _axis: programs,
@@ -255,7 +254,7 @@ def _named(program: int, programs: int) -> dict[str, Any]:
         int64=torch.int64,
         float32=torch.float32,
     )
-    mbarrier = anything(
+    mbarrier = SimpleNamespace(
         MBarrierLayout=lambda: None,
         init=lambda barrier, count: setattr(barrier, "count", count),
         wait=lambda barrier, parity: barrier.wait(parity),
