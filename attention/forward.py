@@ -153,18 +153,27 @@ def _without_padding(
     call: Callable[[Tensor, Tensor, Tensor, int], Tensor], text: TextTokens, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     """The call on what is behind the padding; entries of unequal lengths one by one."""
-    if q.shape[0] != len(text.valid):
-        raise RuntimeError(f"self-attention has {q.shape[0]} batch entries, the text {len(text.valid)}")
+    lengths = _of_entries(text.valid, q.shape[0])
 
     def behind(valid: int, *tensors: Tensor) -> Tensor:
         padding = text.count - valid
         q, k, v = (x[:, padding:] for x in tensors)
         return pad(call(q, k, v, valid), (0, 0, 0, 0, padding, 0))
 
-    if len(set(text.valid)) == 1:
-        return behind(text.valid[0], q, k, v)
-    entries = zip(text.valid, q.split(1), k.split(1), v.split(1), strict=True)
+    if len(set(lengths)) == 1:
+        return behind(lengths[0], q, k, v)
+    entries = zip(lengths, q.split(1), k.split(1), v.split(1), strict=True)
     return torch.cat([behind(valid, *tensors) for valid, *tensors in entries])
+
+
+def _of_entries(valid: tuple[int, ...], entries: int) -> tuple[int, ...]:
+    """Lengths of the batch entries that are left of those that the pass began with.
+
+    Diffusers' FasterCache drops the unconditional first half behind the hook that counts text.
+    """
+    if entries not in (len(valid), len(valid) / 2):
+        raise RuntimeError(f"self-attention has {entries} batch entries, the text {len(valid)}")
+    return valid[-entries:]
 
 
 # The operator sees only q, k, v; the rest comes through here. It is read inside the custom op, so that one

@@ -217,9 +217,20 @@ def test_no_mask_of_all_pairs_is_built(models: dict[str, Any], variant: Variant)
         assert stock.entries > tokens(GRID) ** 2  # else this could not tell
 
 
-@pytest.mark.parametrize(
-    "name", ["wan21_t2v", "cogvideox_5b", "hunyuan", "hunyuan15_i2v", "ltx_t2v", "mochi"]
-)
+ONE_OF_EACH = [
+    "wan21_t2v",
+    "wan21_i2v",
+    "wan_vace",
+    "skyreels_v2",
+    "cogvideox_5b",
+    "hunyuan",
+    "hunyuan15_i2v",
+    "ltx_t2v",
+    "mochi",
+]
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_lora_stays_in_force(name: str) -> None:
     variant = BY_NAME[name]
     model = running.built(variant)
@@ -238,10 +249,7 @@ def test_lora_stays_in_force(name: str) -> None:
     assert (run_masked(model, variant, raster_mask(20, 7)) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["wan21_t2v", "wan_vace", "skyreels_v2", "cogvideox_5b", "hunyuan", "hunyuan15_t2v", "ltx_t2v", "mochi"],
-)
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, "wan22_ti2v"])
 def test_compiled_blocks_have_no_graph_break(models: dict[str, Any], name: str) -> None:
     variant = BY_NAME[name]
     model = copy.deepcopy(models[name])

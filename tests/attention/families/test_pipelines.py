@@ -1,6 +1,7 @@
 """Whole Diffusers pipelines: what they pass to their transformers is understood.
 
-Text is given as embeddings and latents are taken as they are, so text encoders and VAEs can be left out.
+Text is given as embeddings and latents are taken as they are, so text encoders can be left out, and VAEs
+where the pipeline does not ask for one.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,20 +10,31 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    AutoencoderKLHunyuanVideo15,
     AutoencoderKLLTXVideo,
+    AutoencoderKLWan,
+    ClassifierFreeGuidance,
     CogVideoXDDIMScheduler,
     CogVideoXPipeline,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanVideo15Pipeline,
     HunyuanVideoPipeline,
     LTXConditionPipeline,
     LTXPipeline,
     MochiPipeline,
+    SkyReelsV2DiffusionForcingPipeline,
+    SkyReelsV2Pipeline,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanVACEPipeline,
 )
+from PIL import Image
 from torch import Tensor
+from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
 import attention
 from tests.attention.families import running
-from tests.attention.families.variants import BY_NAME, TEXT
+from tests.attention.families.variants import BY_NAME, LATENT, TEXT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:In CPU autocast"),
@@ -37,12 +49,12 @@ def _no_grad() -> Iterator[None]:
         yield
 
 
-def _text(seed: int) -> Tensor:
-    return torch.randn(1, TEXT, 16, generator=torch.Generator().manual_seed(seed))
+def _text(seed: int, tokens: int = TEXT) -> Tensor:
+    return torch.randn(1, tokens, 16, generator=torch.Generator().manual_seed(seed))
 
 
-def _masks(**names: int) -> dict[str, Tensor]:
-    return {name: (torch.arange(TEXT) < length)[None] for name, length in names.items()}
+def _masks(width: int = TEXT, /, **names: int) -> dict[str, Tensor]:
+    return {name: (torch.arange(width) < length)[None] for name, length in names.items()}
 
 
 def _ltx_vae() -> AutoencoderKLLTXVideo:
@@ -56,19 +68,124 @@ def _ltx_vae() -> AutoencoderKLLTXVideo:
     )
 
 
-def _guided() -> dict[str, Any]:
-    return {"prompt_embeds": _text(1), "negative_prompt_embeds": _text(2), "guidance_scale": 4.0}
+def _wan_vae() -> AutoencoderKLWan:
+    """Of pictures to begin with or to keep."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return AutoencoderKLWan(
+            base_dim=4,
+            z_dim=LATENT,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.0] * LATENT,
+            latents_std=[1.0] * LATENT,
+        ).eval()
+
+
+def _hunyuan15_vae() -> AutoencoderKLHunyuanVideo15:
+    """This pipeline asks its VAE for the number of channels."""
+    return AutoencoderKLHunyuanVideo15(
+        latent_channels=LATENT, block_out_channels=(32, 32, 32, 32, 32), layers_per_block=1
+    )
+
+
+def _image_encoder() -> tuple[CLIPImageProcessor, CLIPVisionModel]:
+    """Of five tokens of 8 channels; no embeddings can be given beside a picture, nor instead of one."""
+    config = CLIPVisionConfig(
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=4,
+        patch_size=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        encoder = CLIPVisionModel(config).eval()
+    return CLIPImageProcessor(size={"shortest_edge": 4}, crop_size={"height": 4, "width": 4}), encoder
+
+
+def _flow() -> UniPCMultistepScheduler:
+    return UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+
+
+def _picture() -> Image.Image:
+    return Image.linear_gradient("L").resize((112, 80)).convert("RGB")
+
+
+def _guided(text: int = TEXT) -> dict[str, Any]:
+    return {
+        "prompt_embeds": _text(1, text),
+        "negative_prompt_embeds": _text(2, text),
+        "guidance_scale": 4.0,
+    }
 
 
 def _two_lengths() -> dict[str, Tensor]:
     return _masks(prompt_attention_mask=5, negative_prompt_attention_mask=2)
 
 
+# 3 x 5 x 7 tokens where the VAE takes eight pixels a side to one, and the transformer two.
+CLIP = {"num_frames": 9, "height": 80, "width": 112}
 CASES: dict[str, tuple[Callable[[Any], Any], str, dict[str, Any]]] = {
+    "wan_i2v": (
+        lambda model: WanImageToVideoPipeline(
+            None, None, _wan_vae(), _flow(), *_image_encoder(), transformer=model
+        ),
+        "wan21_i2v",
+        _guided(text=512) | CLIP | {"image": _picture()},
+    ),
+    "wan22_ti2v": (
+        lambda model: WanImageToVideoPipeline(
+            None, None, _wan_vae(), _flow(), transformer=model, expand_timesteps=True
+        ),
+        "wan22_ti2v",
+        _guided() | CLIP | {"image": _picture()},
+    ),
+    "wan_vace": (
+        lambda model: WanVACEPipeline(None, None, _wan_vae(), _flow(), model),
+        "wan_vace",
+        # A frame of latents for the picture, which lies before the clip.
+        _guided() | CLIP | {"num_frames": 5, "reference_images": _picture()},
+    ),
+    "skyreels_v2": (
+        lambda model: SkyReelsV2Pipeline(None, None, model, None, _flow()),
+        "skyreels_v2",
+        _guided() | CLIP,
+    ),
+    "skyreels_v2_forcing": (
+        lambda model: SkyReelsV2DiffusionForcingPipeline(None, None, model, None, _flow()),
+        "skyreels_v2_forcing",
+        _guided() | CLIP | {"prompt": None},
+    ),
+    "hunyuan15": (
+        lambda model: HunyuanVideo15Pipeline(
+            None,
+            None,
+            model,
+            _hunyuan15_vae(),
+            FlowMatchEulerDiscreteScheduler(),
+            None,
+            None,
+            ClassifierFreeGuidance(guidance_scale=4.0),
+        ),
+        "hunyuan15_t2v",
+        {
+            "prompt_embeds": _text(1),
+            "prompt_embeds_2": torch.ones(1, 3, 8),
+            "negative_prompt_embeds": _text(2),
+            "negative_prompt_embeds_2": torch.ones(1, 3, 8),
+            "num_frames": 9,
+            "height": 80,
+            "width": 112,
+        }
+        | _masks(prompt_embeds_mask=5, negative_prompt_embeds_mask=2)
+        | _masks(3, prompt_embeds_mask_2=1, negative_prompt_embeds_mask_2=0),
+    ),
     "cogvideox": (
         lambda model: CogVideoXPipeline(None, None, None, model, CogVideoXDDIMScheduler()),
         "cogvideox_5b",
-        _guided() | {"num_frames": 9, "height": 80, "width": 112},
+        _guided() | CLIP,
     ),
     "hunyuan": (
         lambda model: HunyuanVideoPipeline(
@@ -81,10 +198,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], str, dict[str, Any]]] = {
             "negative_prompt_embeds": _text(2),
             "negative_pooled_prompt_embeds": torch.zeros(1, 8),
             "true_cfg_scale": 3.0,
-            "num_frames": 9,
-            "height": 80,
-            "width": 112,
         }
+        | CLIP
         | _two_lengths(),
     ),
     "ltx": (
@@ -108,7 +223,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_pipeline_runs_swapped(name: str) -> None:
     build, variant_name, call = CASES[name]
-    model = running.built(BY_NAME[variant_name]).float()
+    variant = BY_NAME[variant_name]
+    model = running.built(variant).float()
     pipe = build(model)
     pipe.set_progress_bar_config(disable=True)
 
@@ -122,7 +238,8 @@ def test_a_pipeline_runs_swapped(name: str) -> None:
         exact = latents()
     torch.testing.assert_close(exact, dense, rtol=1e-3, atol=1e-4)
     assert handle.report().tokens == 3 * 5 * 7
-    assert handle.report().sparse_calls in (2 * 2, 2 * 2 * 2)  # one batch for both prompts, or one each
+    # In two steps, with one batch for both prompts, or one each.
+    assert handle.report().sparse_calls in (2 * variant.layers, 2 * 2 * variant.layers)
     with attention.swap(pipe, token_order="tile", tile_thw=(2, 2, 3), anchor_stride=5) as handle:
         sparse = latents()
     assert bool(sparse.isfinite().all())

@@ -24,6 +24,12 @@ Grid = tuple[int, int, int]
 GRID: Grid = (3, 5, 7)  # no side a multiple of another or of a tile's
 BATCH = 2  # classifier-free guidance
 TEXT = 6
+LATENT = 4  # channels
+# As the pipelines make them: a mask of four channels and the latents of an image; the latents of what is kept
+# and of what is not, with a mask of 8 x 8; the latents of an image and a mask.
+IMAGE_TO_VIDEO_CHANNELS = LATENT + 4 + LATENT
+VACE_CHANNELS = 2 * LATENT + 8 * 8
+HUNYUAN15_CHANNELS = LATENT + LATENT + 1
 HEADS, HEAD_DIM = 2, 16
 WIDTH = HEADS * HEAD_DIM
 
@@ -68,13 +74,13 @@ def _mask(*lengths: int, width: int = TEXT) -> Tensor:
     return torch.stack([torch.arange(width) < length for length in lengths]).long()
 
 
-def _wan(cls: type = WanTransformer3DModel, **more: Any) -> Callable[[], Any]:
+def _wan(cls: type = WanTransformer3DModel, in_channels: int = LATENT, **more: Any) -> Callable[[], Any]:
     return lambda: cls(
         patch_size=(1, 2, 2),
         num_attention_heads=HEADS,
         attention_head_dim=HEAD_DIM,
-        in_channels=4,
-        out_channels=4,
+        in_channels=in_channels,
+        out_channels=LATENT,
         text_dim=16,
         freq_dim=32,
         ffn_dim=32,
@@ -84,9 +90,11 @@ def _wan(cls: type = WanTransformer3DModel, **more: Any) -> Callable[[], Any]:
     )
 
 
-def _wan_arguments(grid: Grid, generator: torch.Generator, text: int = TEXT) -> dict[str, Any]:
+def _wan_arguments(
+    grid: Grid, generator: torch.Generator, text: int = TEXT, channels: int = LATENT
+) -> dict[str, Any]:
     return {
-        "hidden_states": _noise(generator, BATCH, 4, grid[0], 2 * grid[1], 2 * grid[2]),
+        "hidden_states": _noise(generator, BATCH, channels, grid[0], 2 * grid[1], 2 * grid[2]),
         "timestep": _timestep(),
         "encoder_hidden_states": _noise(generator, BATCH, text, 16),
     }
@@ -99,14 +107,14 @@ def _wan_ti2v_arguments(grid: Grid, generator: torch.Generator) -> dict[str, Any
 
 def _wan_i2v_arguments(grid: Grid, generator: torch.Generator) -> dict[str, Any]:
     # The layers take the last 512 tokens for text, whatever the model.
-    return _wan_arguments(grid, generator, text=512) | {
+    return _wan_arguments(grid, generator, text=512, channels=IMAGE_TO_VIDEO_CHANNELS) | {
         "encoder_hidden_states_image": _noise(generator, BATCH, 4, 8)
     }
 
 
 def _vace_arguments(grid: Grid, generator: torch.Generator) -> dict[str, Any]:
     control = _noise(
-        generator, BATCH, 6, max(grid[0] - 1, 1), 2 * grid[1], 2 * grid[2]
+        generator, BATCH, VACE_CHANNELS, max(grid[0] - 1, 1), 2 * grid[1], 2 * grid[2]
     )  # padded by the model
     return _wan_arguments(grid, generator) | {"control_hidden_states": control}
 
@@ -146,8 +154,8 @@ def _hunyuan_arguments(grid: Grid, generator: torch.Generator) -> dict[str, Any]
 
 def _hunyuan15() -> Any:
     return HunyuanVideo15Transformer3DModel(
-        in_channels=4,
-        out_channels=4,
+        in_channels=HUNYUAN15_CHANNELS,
+        out_channels=LATENT,
         num_attention_heads=HEADS,
         attention_head_dim=HEAD_DIM,
         num_layers=2,
@@ -162,7 +170,7 @@ def _hunyuan15() -> Any:
 
 def _hunyuan15_arguments(image: bool) -> Callable[[Grid, torch.Generator], dict[str, Any]]:
     return lambda grid, generator: {
-        "hidden_states": _noise(generator, BATCH, 4, *grid),
+        "hidden_states": _noise(generator, BATCH, HUNYUAN15_CHANNELS, *grid),
         "timestep": _timestep(),
         "encoder_hidden_states": _noise(generator, BATCH, TEXT, 16),
         "encoder_attention_mask": _mask(4, 2),
@@ -277,10 +285,15 @@ HUNYUAN = ("last", (4, 2), TEXT)
 VARIANTS = [
     Variant("wan21_t2v", _wan(), _wan_arguments, 2),
     Variant("wan22_ti2v", _wan(), _wan_ti2v_arguments, 2),
-    Variant("wan21_i2v", _wan(image_dim=8, added_kv_proj_dim=WIDTH), _wan_i2v_arguments, 2),
+    Variant(
+        "wan21_i2v",
+        _wan(in_channels=IMAGE_TO_VIDEO_CHANNELS, image_dim=8, added_kv_proj_dim=WIDTH),
+        _wan_i2v_arguments,
+        2,
+    ),
     Variant(
         "wan_vace",
-        _wan(WanVACETransformer3DModel, vace_layers=[0, 1], vace_in_channels=6),
+        _wan(WanVACETransformer3DModel, vace_layers=[0, 1], vace_in_channels=VACE_CHANNELS),
         _vace_arguments,
         4,
     ),
