@@ -32,3 +32,10 @@ def _logging_of_its_own() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     sys.excepthook, threading.excepthook, warnings.showwarning, sys.warnoptions[:] = hooks
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_compiled() -> None:
+    """Torch counts the variants that a process has compiled of a function, those of other files' tests too."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
