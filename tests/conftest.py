@@ -36,6 +36,6 @@ def _logging_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_compiled() -> None:
-    """Torch counts the variants that a process has compiled of a function, those of other files' tests too."""
+    """Torch counts the variants that a process has compiled of a function, also those of other files."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
