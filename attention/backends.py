@@ -119,6 +119,14 @@ class Plan(Protocol):
 
 
 @runtime_checkable
+class OverwritingPlan(Plan, Protocol):
+    """A plan that needs no room for its result."""
+
+    def attend_over(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int) -> None:
+        """As ``attend``; the result is written over q."""
+
+
+@runtime_checkable
 class MeasuredPlan(Plan, Protocol):
     """A plan of whose pairs some depend on the tensors; ``allowed_pairs`` is the number of the others."""
 

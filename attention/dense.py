@@ -22,14 +22,18 @@ def dense_implementation(q: Tensor, k: Tensor) -> str:
     return GLUON if is_long and hopper_takes(q.device, q.dtype, q.shape[3]) else SDPA
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """q, k, v [batch, tokens, heads, head_dim]; every query sees every key. Returns the shape of q, dense."""
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+    """q, k, v [batch, tokens, heads, head_dim]; every query sees every key. Returns the shape of q, dense.
+
+    Or writes it to ``out``, which may be q.
+    """
     if dense_implementation(q, k) == GLUON:
         from attention.anchor_local.hopper import anchor_local_hopper
 
         tokens = q.shape[1]
         everything = anchor_local_layout(AnchorLocalPattern(tokens, 1), tokens, q.device)
-        return anchor_local_hopper(q, k, v, everything, scale)
+        return anchor_local_hopper(q, k, v, everything, scale, out=out)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2).contiguous()
+    found = scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    found = found.transpose(1, 2)
+    return found.contiguous() if out is None else out.copy_(found)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attention.backends import MeasuredPlan, Plan, TokenGrid, TokenOrder
+from attention.backends import MeasuredPlan, OverwritingPlan, Plan, TokenGrid, TokenOrder
 from attention.dense import dense_attention, dense_implementation
 from attention.parallel.shards import Shards
 
@@ -84,8 +84,22 @@ class ForwardPass:
             return self.shards.order(device)
         return self.plan.order(device) if self.plan is not None and self.moved else None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
-        """One self-attention call; [batch, tokens, heads, head_dim]."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        dense_layer: bool,
+        layer: int,
+        *,
+        over: bool = False,
+    ) -> Tensor:
+        """One self-attention call; [batch, tokens, heads, head_dim].
+
+        With ``over`` the result is q itself, written over, where that can be: it needs no room then.
+        """
+        over = over and self.text is None
         reason = self.dense_reason or ("dense_layers" if dense_layer else None)
         if reason:
             self.counts.dense_reasons[reason] += 1
@@ -94,9 +108,9 @@ class ForwardPass:
 
         def call(q: Tensor, k: Tensor, v: Tensor, text: int) -> Tensor:
             if reason or self.plan is None:
-                return self._dense(q, k, v, scale, text)
+                return self._dense(q, k, v, scale, text, over)
             self._count(self.plan, q, text)
-            return self._sparse(self.plan, q, k, v, scale, layer, text)
+            return self._sparse(self.plan, q, k, v, scale, layer, text, over)
 
         before = self.shards.ranks.received_bytes if self.shards is not None else 0
         out = call(q, k, v, 0) if self.text is None else _without_padding(call, self.text, q, k, v)
@@ -104,15 +118,25 @@ class ForwardPass:
             self._count_received(self.shards.ranks.received_bytes - before, is_dense=bool(reason))
         return out
 
-    def _dense(self, q: Tensor, k: Tensor, v: Tensor, scale: float, text: int) -> Tensor:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _dense(self, q: Tensor, k: Tensor, v: Tensor, scale: float, text: int, over: bool) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
             self.counts.dense_implementations.add(dense_implementation(q, k))
-            return dense_attention(q, k, v, scale)
+            return dense_attention(q, k, v, scale, out)
 
-        return attend(q, k, v) if self.shards is None else self.shards.by_heads(attend, q, k, v, text)
+        if self.shards is not None:
+            return self.shards.by_heads(attend, q, k, v, text)
+        return attend(q, k, v, q if over else None)
 
     def _sparse(
-        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int
+        self,
+        plan: Plan,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        layer: int,
+        text: int,
+        over: bool,
     ) -> Tensor:
         if self.shards is not None and self.shards.anchored is not None:
             return self.shards.by_anchors(q, k, v, scale, text)
@@ -121,6 +145,9 @@ class ForwardPass:
                 lambda q, k, v: plan.attend(q, k, v, scale, layer, text), q, k, v, text
             )
         order = None if self.moved else plan.order(q.device)
+        if order is None and over and isinstance(plan, OverwritingPlan):
+            plan.attend_over(q, k, v, scale, layer, text)
+            return q
         if order is None:
             return self._attend(plan, q, k, v, scale, layer, text)
         first = torch.arange(text, device=q.device)
@@ -184,15 +211,32 @@ CURRENT: ContextVar[ForwardPass | None] = ContextVar("reelwright_forward", defau
 @torch.library.custom_op("reelwright::swapped_attention", mutates_args=())
 def swapped_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
     """Self-attention of the pass that is running; [batch, tokens, heads, head_dim]."""
+    return _running().attend(q, k, v, scale, dense_layer, layer)
+
+
+@torch.library.custom_op("reelwright::swapped_attention_", mutates_args=("q",))
+def swapped_attention_(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> None:
+    """The same, written over q."""
+    out = _running().attend(q, k, v, scale, dense_layer, layer, over=True)
+    if out is not q:
+        q.copy_(out)
+
+
+@swapped_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+@swapped_attention_.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> None:
+    return None
+
+
+def _running() -> ForwardPass:
     forward = CURRENT.get()
     if forward is None:
         raise RuntimeError(
             "a swapped self-attention layer was called outside its transformer's forward pass; "
             "remove the swap before calling layers by themselves"
         )
-    return forward.attend(q, k, v, scale, dense_layer, layer)
-
-
-@swapped_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return forward

@@ -33,7 +33,7 @@ from attention.families import family_of, self_attention_modules
 from attention.families.family import PerToken, TransformerFamily
 from attention.families.joint import JointProcessor
 from attention.families.moves import Move, along
-from attention.forward import CURRENT, Counts, ForwardPass, swapped_attention
+from attention.forward import CURRENT, Counts, ForwardPass, swapped_attention, swapped_attention_
 from attention.parallel.ranks import RankGroup
 from attention.parallel.report import Exchange, ParallelReport
 from attention.parallel.shards import Shards
@@ -97,11 +97,15 @@ def _backend_function(dense_layer: bool, layer: int) -> Any:
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
+        overwrites_query: bool = False,
         _parallel_config: object | None = None,
     ) -> Tensor:
         if attn_mask is not None or dropout_p or is_causal or _parallel_config is not None:
             raise ValueError("swapped self-attention takes no mask, dropout, causal flag or parallel config")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
+        if overwrites_query:
+            swapped_attention_(query, key, value, scale, dense_layer, layer)
+            return query
         out: Tensor = swapped_attention(query, key, value, scale, dense_layer, layer)
         return out
 

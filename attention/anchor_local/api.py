@@ -80,6 +80,7 @@ def anchor_local_ordered(
     scale: float | None = None,
     impl: Impl = "auto",
     precision: Precision = "full",
+    out: Tensor | None = None,
 ) -> Tensor:
     """The same on tokens that already lie in the layout's order: nothing is moved.
 
@@ -90,9 +91,10 @@ def anchor_local_ordered(
         scale: factor of the scores, positive; default ``head_dim ** -0.5``.
         impl: as for ``anchor_local_attention``, without ``reference``.
         precision: as there.
+        out: where the result goes, of q's shape and dtype; it may be q itself, but not k or v.
 
     Returns:
-        [batch, queries, heads, head_dim] in ``layout.query_order``.
+        [batch, queries, heads, head_dim] in ``layout.query_order``; ``out`` if it was given.
 
     Raises:
         ValueError: shapes, dtypes, devices or settings do not fit; the message says expected and got.
@@ -104,7 +106,12 @@ def anchor_local_ordered(
             f"got {q.shape[1]} and {k.shape[1]}"
         )
     check_precision(precision, impl, q.device)
-    return _run(implementation(impl, q, precision), q, k, v, layout, scale, precision)
+    if out is not None and (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
+        raise ValueError(
+            f"out must be {q.dtype} of shape {tuple(q.shape)} on {q.device}, "
+            f"got {out.dtype} of shape {tuple(out.shape)} on {out.device}"
+        )
+    return _run(implementation(impl, q, precision), q, k, v, layout, scale, precision, out)
 
 
 def implementation(impl: Impl, q: Tensor, precision: Precision) -> str:
@@ -125,12 +132,14 @@ def _run(
     layout: AnchorLocalLayout,
     scale: float,
     precision: Precision,
+    out: Tensor | None = None,
 ) -> Tensor:
     if chosen == "reference":
         raise ValueError("impl='reference' is defined on the caller's order: use anchor_local_attention")
     if chosen == "torch":
-        return anchor_local_torch(q, k, v, layout, scale)
-    return kernel(chosen, precision)(q, k, v, layout, scale)
+        found = anchor_local_torch(q, k, v, layout, scale)
+        return found if out is None else out.copy_(found)
+    return kernel(chosen, precision)(q, k, v, layout, scale, out=out)
 
 
 def kernel(chosen: str, precision: Precision) -> Callable[..., Tensor]:

@@ -112,6 +112,11 @@ class AnchorLocalPlan:
         layout = clip_layout(self.pattern, self.grid.thw, q.device, text)
         return anchor_local_ordered(q, k, v, layout, scale=scale, impl=self.impl, precision=self.precision)
 
+    def attend_over(self, q: Tensor, k: Tensor, v: Tensor, scale: float, layer: int, text: int) -> None:
+        """The same, written over q: no query is read after the tile that it is in was written."""
+        layout = clip_layout(self.pattern, self.grid.thw, q.device, text)
+        anchor_local_ordered(q, k, v, layout, scale=scale, impl=self.impl, precision=self.precision, out=q)
+
     def implementation(self, q: Tensor) -> str:
         """torch, triton or gluon."""
         return implementation(self.impl, q, self.precision)

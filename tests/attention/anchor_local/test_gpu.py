@@ -8,7 +8,7 @@ from attention import AnchorLocalPattern, anchor_local_layout
 from attention.anchor_local.api import anchor_local_ordered, implementation, kernel
 from attention.anchor_local.fp8_impl import anchor_local_fp8
 from attention.anchor_local.reference import allowed
-from attention.choice import Impl, is_hopper
+from attention.choice import Impl, Precision, is_hopper
 from attention.dense import dense_attention, dense_implementation
 from benchmarks.attention_accuracy import accuracy_rows
 from benchmarks.attention_candidates import FP8_CONFIGS
@@ -122,6 +122,30 @@ def test_hopper_kernel_takes_batches_shared_heads_strides_and_chunks(dtype: torc
     assert torch.equal(
         anchor_local_ordered(q, odd, v, layout), anchor_local_ordered(q, odd.contiguous(), v, layout)
     )
+
+
+@pytest.mark.parametrize("precision", ["full", "fp8"])
+@pytest.mark.parametrize("impl", ["auto", "triton"])
+def test_results_may_be_written_over_the_queries(impl: Impl, precision: Precision) -> None:
+    """Of all tiles at once, also where q is a third of the rows of a product."""
+    pattern = AnchorLocalPattern(3_120, 16)
+    rows = torch.randn(2, 32_760, 3, 4, 128, device="cuda", dtype=torch.bfloat16)
+    layout = anchor_local_layout(pattern, 32_760, rows.device)
+    q, k, v = rows.unbind(2)
+    expected = anchor_local_ordered(q, k, v, layout, impl=impl, precision=precision)
+    others = k.clone(), v.clone()
+    anchor_local_ordered(q, k, v, layout, impl=impl, precision=precision, out=q)
+    assert torch.equal(q, expected)
+    assert all(map(torch.equal, (k, v), others))
+
+
+@hopper_only
+def test_dense_results_may_be_written_over_the_queries() -> None:
+    q, k, v = torch.randn(3, 1, 40_001, 2, 128, device="cuda", dtype=torch.bfloat16).unbind()
+    assert dense_implementation(q, k) == "gluon"
+    expected = dense_attention(q, k, v, 128**-0.5)
+    dense_attention(q, k, v, 128**-0.5, out=q)
+    assert torch.equal(q, expected)
 
 
 @hopper_only
