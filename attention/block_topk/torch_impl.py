@@ -74,17 +74,19 @@ def _gathered(k: Tensor, v: Tensor, layout: BoxLayout, kept: Tensor) -> tuple[Te
     if equal:
         return keys, values, None
     padding = torch.arange(most, device=k.device) >= counts[..., None]
-    return (
-        keys,
-        values,
-        torch.zeros(padding.shape, dtype=k.dtype, device=k.device).masked_fill(padding, float("-inf")),
-    )
+    bias = torch.zeros(padding.shape, dtype=_bias_dtype(k), device=k.device)
+    return keys, values, bias.masked_fill(padding, float("-inf"))
 
 
 def _with_rest(keys: Tensor, bias: Tensor | None, layout: BoxLayout, kept: Tensor) -> Tensor:
     """The same with one more entry for each box: the logarithm of its length, -inf if it is kept."""
-    lengths = layout.bounds.diff().to(torch.float64).log().to(keys.dtype)
+    lengths = layout.bounds.diff().to(torch.float64).log().to(_bias_dtype(keys))
     of_rest = lengths.expand(kept.shape).masked_fill(kept, float("-inf"))
     if bias is None:
-        bias = keys.new_zeros(*keys.shape[:2], keys.shape[2] - layout.boxes)
+        bias = lengths.new_zeros(*keys.shape[:2], keys.shape[2] - layout.boxes)
     return torch.cat([bias, of_rest], dim=-1)
+
+
+def _bias_dtype(keys: Tensor) -> torch.dtype:
+    """A logarithm in bfloat16 is off by up to a 64th; on a GPU, kernels take the keys' dtype only."""
+    return keys.dtype if keys.is_cuda else torch.promote_types(keys.dtype, torch.float32)

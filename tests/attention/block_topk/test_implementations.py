@@ -15,6 +15,7 @@ from attention.block_topk.triton_impl import block_topk_triton
 from attention.choice import Impl
 from tests.attention.block_topk.helpers import (
     CASES,
+    DEVICE,
     Case,
     budget,
     exact,
@@ -141,6 +142,22 @@ def test_a_box_that_is_not_kept_weighs_as_its_length_at_its_mean() -> None:
     mean = 3 * (q[0, 6, 0] @ k[0, :3, 0].mean(0)).exp()
     expected = (scores.exp() @ v[0, 3:, 0] + mean * v[0, :3, 0].mean(0)) / (scores.exp().sum() + mean)
     torch.testing.assert_close(out[0, 6, 0], expected)
+
+
+@pytest.mark.parametrize(("impl", "device"), [("torch", "cpu"), ("triton", DEVICE)])
+def test_a_mean_key_has_its_weight_in_low_precision(impl: Impl, device: str) -> None:
+    """Equal scores: the last of three boxes of 509 is a third; bfloat16 has no number near log 509.
+
+    Weights and output are rounded.
+    """
+    q = torch.zeros(1, 1527, 1, 16, dtype=torch.bfloat16, device=device)
+    v = torch.zeros_like(q)
+    v[:, 1018:] = 1
+    out = block_topk_attention(
+        q, q, v, grid=(1, 1, 1527), block_size=509, top_k=1, pooled_rest=True, impl=impl
+    )
+    third = torch.full_like(v[:, :509], 1 / 3)
+    torch.testing.assert_close(out[:, :509], third, rtol=torch.finfo(q.dtype).eps, atol=0)
 
 
 @pytest.mark.parametrize("impl", FAST)
