@@ -1,6 +1,7 @@
 """Compressed attention written out token by token from its definition, in float64: slow and plain.
 
-It shares no code with ``attention.selected``: parameters come from a state dict, all else from the formulas.
+Parameters come from a state dict, all else from the formulas. It shares no code with ``attention.selected``
+but for the roundings, which have tests of their own.
 """
 
 import math
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attention.selected.config import CompressedAttentionConfig
+from attention.selected.quantization import hadamard, through_fp4, through_fp8
 from attention.selected.rotary import Rotary
 
 Weights = dict[str, Tensor]
@@ -58,13 +60,26 @@ def entries(
     return torch.stack(results) if results else torch.zeros(0, width, dtype=torch.float64)
 
 
+def stored(config: CompressedAttentionConfig, row: Tensor) -> Tensor:
+    """A cached row: FP8 but for the channels that turn."""
+    if not config.simulate_quantization:
+        return row
+    fixed, turning = row.split([config.head_dim - config.rotary.dims, config.rotary.dims])
+    return torch.cat([through_fp8(fixed), turning])
+
+
+def stored_in_index(config: CompressedAttentionConfig, row: Tensor) -> Tensor:
+    """A query or an entry of the indexer: FP4 of its Hadamard transform."""
+    return through_fp4(hadamard(row)) if config.simulate_quantization else row
+
+
 def attention(config: CompressedAttentionConfig, weights: Weights, x: Tensor) -> Tensor:
-    """One layer over one whole sequence x [tokens, dim], without simulated quantisation."""
+    """One layer over one whole sequence x [tokens, dim]."""
     eps, rotary, heads = config.norm_eps, config.rotary, config.heads
     x = x.double()
     w = {name: tensor.double() for name, tensor in weights.items()}
     raw = [
-        turned(rms(w["wkv.weight"] @ token, w["kv_norm.weight"], eps), position, rotary)
+        stored(config, turned(rms(w["wkv.weight"] @ token, w["kv_norm.weight"], eps), position, rotary))
         for position, token in enumerate(x)
     ]
     compressed = torch.zeros(0, config.head_dim)
@@ -82,10 +97,12 @@ def attention(config: CompressedAttentionConfig, weights: Weights, x: Tensor) ->
             q = (w["indexer.wq_b.weight"] @ low_rank).view(config.index.heads, -1)
             head_weights = w["indexer.weights_proj.weight"] @ token
             head_weights = head_weights / math.sqrt(config.index.head_dim * config.index.heads)
-            q = torch.stack([turned(head, position, rotary) for head in q])
-            scores = [float(torch.relu(q @ index_keys[j]) @ head_weights) for j in chosen]
+            q = torch.stack([stored_in_index(config, turned(head, position, rotary)) for head in q])
+            scores = [
+                float(torch.relu(q @ stored_in_index(config, index_keys[j])) @ head_weights) for j in chosen
+            ]
             chosen = sorted(chosen, key=lambda j: -scores[j])[: config.index.topk]
-        rows = torch.stack([*keys, *(compressed[j] for j in chosen)])
+        rows = torch.stack([*keys, *(stored(config, compressed[j]) for j in chosen)])
         q = (w["wq_b.weight"] @ low_rank).view(heads, -1)
         attended = []
         for head in range(heads):

@@ -1,5 +1,7 @@
 """The ring and the entries behind it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,6 +23,15 @@ def test_the_ring_holds_the_last_rows_wherever_a_call_ends() -> None:
             done += count
             for position in range(max(0, done - window), done):
                 assert cache.ring[:, position % window, 0].tolist() == [position + 1.0] * 2
+
+
+def test_the_ring_keeps_the_later_of_rows_in_one_slot() -> None:
+    """Whatever the order in which they are written, which a GPU chooses: here the last tokens come first."""
+    span = Span.following([3], [12], 12, CPU)
+    backwards = replace(span, positions=span.positions.flip(1))
+    cache = KVCache(1, 5, 0, 1, torch.float32, CPU)
+    cache.fill_ring(backwards.positions[:, :, None].float(), backwards)
+    assert cache.ring[0, :, 0].tolist() == [10.0, 11.0, 12.0, 13.0, 14.0]
 
 
 def test_padding_is_not_kept() -> None:

@@ -32,6 +32,14 @@ SMALL = {
 PUBLISHED = {ratio: replace(PLAIN, window=128, ratio=ratio) for ratio in (0, 128)} | {
     4: replace(PLAIN, window=128, ratio=4, overlap=True, index=replace(INDEX, topk=20))
 }
+QUANTIZED = replace(
+    PLAIN,
+    head_dim=68,
+    ratio=4,
+    overlap=True,
+    index=replace(INDEX, head_dim=32, topk=4),
+    simulate_quantization=True,
+)
 
 
 def layer(config: CompressedAttentionConfig, seed: int = 0) -> CompressedAttention:
@@ -82,7 +90,7 @@ def poisoned(state: AttentionState) -> AttentionState:
     return state
 
 
-@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("config", [*SMALL.values(), QUANTIZED], ids=[*SMALL, "quantised"])
 def test_equals_the_formulas(config: CompressedAttentionConfig) -> None:
     module = layer(config)
     x = tokens(config, 1, 27)
@@ -232,16 +240,6 @@ def test_triton_runs_the_layer() -> None:
     state = module.new_state(2, 20)
     out = torch.cat([module(part, state) for part in x.split((18, 1, 1), dim=1)], dim=1)
     torch.testing.assert_close(out.cpu(), expected)
-
-
-QUANTIZED = replace(
-    PLAIN,
-    head_dim=68,
-    ratio=4,
-    overlap=True,
-    index=replace(INDEX, head_dim=32, topk=4),
-    simulate_quantization=True,
-)
 
 
 def test_simulated_quantization_of_cached_rows() -> None:
