@@ -1,4 +1,4 @@
-"""Wan's last norm and modulation over slices of tokens: no float32 copy of all hidden states.
+"""Wan's last norm and modulation, a single kernel or over slices: no float32 copy of all hidden states.
 
 Knows: the expression at the end of Diffusers' Wan transformer, ``(norm_out(x.float()) * factor +
 shift).type_as(x)``. Does not know: jobs. Each token has its norm by itself, so the numbers are the same.
@@ -13,6 +13,7 @@ from diffusers.models.normalization import FP32LayerNorm
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor
 
+from pipelines.fused.norms import norm_now
 from pipelines.joined_attention import has_hooks
 
 # Few enough that their float32 copies are small beside the hidden states, enough to fill a GPU.
@@ -71,6 +72,8 @@ class Postponed:
         """x [batch, tokens, channels] -> the same shape and dtype."""
         if self._factor is None or self._shift is None:
             raise RuntimeError("the output norm of this Diffusers is not modulated as was expected")
+        if x.is_cuda and self._factor.shape[1] == self._shift.shape[1] == 1:
+            return self._at_once(x, self._factor, self._shift)
         out = torch.empty_like(x)
         tokens = x.shape[1]
         for start in range(0, tokens, SLICE_TOKENS):
@@ -78,6 +81,13 @@ class Postponed:
             factor, shift = (_of(each, part) for each in (self._factor, self._shift))
             out[:, part] = self._norm.now(x[:, part].float()) * factor + shift
         return out
+
+    def _at_once(self, x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+        """The same by the kernel of a block's norms, with one modulation for all tokens."""
+        norm = self._norm
+        # The kernel adds the 1 again, which gives what it was.
+        modulation = torch.stack([shift.float(), factor.float() - 1], dim=2)
+        return norm_now(x.contiguous(), norm.weight, norm.bias, modulation, None, 0, norm.eps)
 
 
 def _of(modulation: Tensor, part: slice) -> Tensor:

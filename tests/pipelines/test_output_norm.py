@@ -81,3 +81,19 @@ def test_another_expression_is_an_error() -> None:
         pytest.raises(RuntimeError, match="not modulated as was expected"),
     ):
         transformer.norm_out(torch.ones(1, 2, 64)).type_as(torch.ones(1, 2, 64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("affine", [False, True])
+def test_on_a_gpu_one_kernel_says_the_same(affine: bool) -> None:
+    norm = PostponedNorm(1536, eps=1e-6, elementwise_affine=affine).cuda()
+    hidden = torch.randn(2, 4_097, 1536, device="cuda", dtype=torch.bfloat16)
+    factor, shift = torch.randn(2, 2, 1, 1536, device="cuda", dtype=torch.bfloat16)
+    expected = (norm.now(hidden.float()) * factor + shift).bfloat16()
+    before = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    found = (norm(hidden) * factor + shift).type_as(hidden)
+    assert torch.cuda.max_memory_allocated() <= before
+    # Sums differ in the last bits of float32, so that a result is rounded the other way here and there.
+    assert (found == expected).float().mean() > 0.999
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-7)
