@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attention.choice import Impl
 from attention.selected.api import sparse_attn
+from tests.attention.precision import sequential_product
 
 # Kernels run on the GPU where there is one, else through Triton's interpreter.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -97,11 +98,3 @@ def eager(x: Inputs, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul)
     sink = x.sink.to(x.q.dtype)[:, None].expand(*scores.shape[:3], 1)
     weights = torch.cat([scores, sink], dim=3).softmax(3)[..., :-1]
     return product(weights.nan_to_num(0), rows)  # NaN where there is nothing, not even a sink
-
-
-def sequential_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, one term after another."""
-    out = a.new_zeros(*a.shape[:-1], b.shape[-1])
-    for i in range(a.shape[-1]):
-        out = torch.addcmul(out, a[..., i : i + 1], b[..., i : i + 1, :])
-    return out
