@@ -96,11 +96,15 @@ class OneFp8Operator(SlicedFeedForward):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """As above."""
+        rows, scale = quantise_rows(hidden_states.reshape(-1, hidden_states.shape[-1]))
+        return self.forward_rows(rows.view(hidden_states.shape), scale)
+
+    def forward_rows(self, rows: Tensor, scale: Tensor) -> Tensor:
+        """The same of rows e4m3 [..., channels] that are quantised, with scales [n, 1]."""
         first, second = self.net[0].proj, self.net[2]
         run = _fp8_operator if torch.compiler.is_compiling() else _sliced_fp8
-        rows, scale = quantise_rows(hidden_states.reshape(-1, hidden_states.shape[-1]))
         out = run(
-            rows,
+            rows.view(-1, rows.shape[-1]),
             scale,
             first.weight,
             first.weight_scale,
@@ -110,7 +114,7 @@ class OneFp8Operator(SlicedFeedForward):
             second.bias,
             self.chunks,
         )
-        return out.view(*hidden_states.shape[:-1], out.shape[-1])
+        return out.view(*rows.shape[:-1], out.shape[-1])
 
 
 def _class_for(layer: Any) -> type[SlicedFeedForward]:

@@ -53,8 +53,13 @@ class Fp8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, scale = quantise_rows(x.reshape(-1, self.in_features))
-        out = multiply(rows, scale, self.weight, self.weight_scale, self.bias)
-        return out.view(*x.shape[:-1], self.out_features)
+        return self.multiply_rows(rows.view(x.shape), scale)
+
+    def multiply_rows(self, rows: Tensor, scale: Tensor) -> Tensor:
+        """The same of rows e4m3 [..., features] that are quantised, with scales [n, 1]."""
+        flat = rows.view(-1, self.in_features)
+        out = multiply(flat, scale, self.weight, self.weight_scale, self.bias)
+        return out.view(*rows.shape[:-1], self.out_features)
 
 
 def multiply(

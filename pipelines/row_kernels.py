@@ -36,6 +36,20 @@ def _gelu(x, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def store_quantised(out, scale_of_row, a, b, FIRST: tl.constexpr, REST: tl.constexpr, COLUMNS: tl.constexpr):
+    """Both parts of a row, float32 and zeros beyond its end, stored as e4m3 and the scale of it."""
+    most = tl.maximum(tl.reduce(tl.abs(a), 0, _larger), tl.reduce(tl.abs(b), 0, _larger))
+    scale = tl.maximum(most / _LARGEST, _SMALLEST_SCALE)
+    tl.store(scale_of_row, scale)
+    factor = 1.0 / scale
+    a = tl.minimum(tl.maximum(a * factor, -_LARGEST), _LARGEST)
+    b = tl.minimum(tl.maximum(b * factor, -_LARGEST), _LARGEST)
+    rest = FIRST + tl.arange(0, REST)
+    tl.store(out + tl.arange(0, FIRST), a.to(tl.float8e4nv))
+    tl.store(out + rest, b.to(tl.float8e4nv), mask=rest < COLUMNS)
+
+
+@triton.jit
 def _quantise_kernel(
     source, out, scales, stride_row,
     COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, GELU: tl.constexpr,
@@ -45,23 +59,14 @@ def _quantise_kernel(
     row = tl.program_id(0).to(tl.int64)
     first = tl.arange(0, FIRST)
     source += row * stride_row
-    out += row * COLUMNS
     # A row without a rest loads one column of it, masked away, for nothing.
     rest = FIRST + tl.arange(0, REST)
-    there = rest < COLUMNS
     a = tl.load(source + first).to(tl.float32)
-    b = tl.load(source + rest, mask=there, other=0.0).to(tl.float32)
+    b = tl.load(source + rest, mask=rest < COLUMNS, other=0.0).to(tl.float32)
     if GELU:
         a = _gelu(a, INTERPRETED)
         b = _gelu(b, INTERPRETED)  # of zero, zero
-    most = tl.maximum(tl.reduce(tl.abs(a), 0, _larger), tl.reduce(tl.abs(b), 0, _larger))
-    scale = tl.maximum(most / _LARGEST, _SMALLEST_SCALE)
-    tl.store(scales + row, scale)
-    factor = 1.0 / scale
-    a = tl.minimum(tl.maximum(a * factor, -_LARGEST), _LARGEST)
-    b = tl.minimum(tl.maximum(b * factor, -_LARGEST), _LARGEST)
-    tl.store(out + first, a.to(tl.float8e4nv))
-    tl.store(out + rest, b.to(tl.float8e4nv), mask=there)
+    store_quantised(out + row * COLUMNS, scales + row, a, b, FIRST, REST, COLUMNS)
 
 
 def quantise_rows_triton(x: Tensor, *, gelu: bool = False) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 Knows: rows and strides. Does not know: layers, or when a kernel is the better way. A program holds one row in
 registers, in two parts whose sizes are powers of two: FIRST columns, and what is left of COLUMNS within REST.
-Sums are float32.
+Sums are float32. What a product in fp8 takes next is stored as that takes it.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from pipelines.row_kernels import store_quantised
 
 
 @triton.jit
@@ -40,18 +42,19 @@ def _modulation(
 
 @triton.jit
 def _add_norm_kernel(
-    x, hidden, summed, normed, weight, bias, modulation, table, stride_batch, stride_token, eps,
+    x, hidden, summed, normed, scales, weight, bias, modulation, table, stride_batch, stride_token, eps,
     GATE: tl.constexpr, SHIFT: tl.constexpr,
     COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """summed = hidden + gate * x, and normed = its layer norm with weight and bias or with modulation.
 
     Program (token, batch). What is None is left out; GATE and SHIFT are rows of the modulation, -1: none. The
-    scale is the row after the shift.
+    scale is the row after the shift. With scales, one for each row, normed is e4m3 to be multiplied by them.
     """
     token = tl.program_id(0).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
-    row = (batch * tl.num_programs(0) + token) * COLUMNS
+    index = batch * tl.num_programs(0) + token
+    row = index * COLUMNS
     if modulation is not None:
         modulation += batch * stride_batch + token * stride_token
     a, b = _row(x + row, FIRST, REST, COLUMNS)
@@ -89,7 +92,14 @@ def _add_norm_kernel(
             w, w_rest = _modulation(modulation, table, SHIFT, FIRST, REST, COLUMNS)
             a += w
             b += w_rest
-        _store_row(normed + row, a, b, FIRST, REST, COLUMNS)
+        if scales is not None:
+            # Of the norm as it would be stored otherwise.
+            dtype = x.dtype.element_ty if hidden is None else hidden.dtype.element_ty
+            a = a.to(dtype).to(tl.float32)
+            b = b.to(dtype).to(tl.float32)
+            store_quantised(normed + row, scales + index, a, b, FIRST, REST, COLUMNS)
+        else:
+            _store_row(normed + row, a, b, FIRST, REST, COLUMNS)
 
 
 @triton.jit
@@ -159,10 +169,12 @@ def add_norm_triton(
     gate: int,
     shift: int,
     eps: float,
+    scales: Tensor | None = None,
     num_warps: int | None = None,
 ) -> None:
     """Fills ``summed`` (which may be ``hidden``) and ``normed``; all [batch, tokens, channels], dense.
 
+    With ``scales``, float32 [batch * tokens, 1], which are filled, ``normed`` is e4m3.
     ``modulation`` is [batch, tokens or 1, rows, channels] with dense rows, ``table`` [rows, channels].
     """
     batch, tokens, columns = x.shape
@@ -175,6 +187,7 @@ def add_norm_triton(
             hidden,
             summed,
             normed,
+            scales,
             weight,
             bias,
             modulation,

@@ -23,9 +23,9 @@ def norm_now(
     eps: float,
 ) -> Tensor:
     """Layer norm of x, with weight and bias [channels] or modulation; the shape and dtype of x."""
-    if _takes(x, weight, bias, modulation, table):
+    if takes(x, weight, bias, modulation, table):
         out = x.new_empty(x.shape)
-        _launch(x, None, None, out, weight, bias, modulation, table, -1, shift, eps)
+        launch(x, None, None, out, weight, bias, modulation, table, -1, shift, eps)
         return out
     return reference_norm(x, weight, bias, modulation, table, shift, eps)
 
@@ -46,9 +46,9 @@ def add_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """hidden + gate * x, and its norm as above."""
-    if _takes(hidden, x, weight, bias, modulation, table):
+    if takes(hidden, x, weight, bias, modulation, table):
         summed, normed = hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape)
-        _launch(x, hidden, summed, normed, weight, bias, modulation, table, gate, shift, eps)
+        launch(x, hidden, summed, normed, weight, bias, modulation, table, gate, shift, eps)
         return summed, normed
     summed = reference_add(hidden, x, modulation, table, gate).contiguous()
     return summed, reference_norm(summed, weight, bias, modulation, table, shift, eps)
@@ -67,9 +67,9 @@ def add_norm_(
     eps: float,
 ) -> Tensor:
     """The same; hidden becomes the sum, and the norm is given."""
-    if _takes(hidden, x, weight, bias, modulation, table):
+    if takes(hidden, x, weight, bias, modulation, table):
         normed = hidden.new_empty(hidden.shape)
-        _launch(x, hidden, hidden, normed, weight, bias, modulation, table, gate, shift, eps)
+        launch(x, hidden, hidden, normed, weight, bias, modulation, table, gate, shift, eps)
         return normed
     hidden.copy_(reference_add(hidden, x, modulation, table, gate))
     return reference_norm(hidden, weight, bias, modulation, table, shift, eps)
@@ -78,8 +78,8 @@ def add_norm_(
 @torch.library.custom_op("reelwright::fused_add_", mutates_args=("hidden",))
 def add_(hidden: Tensor, x: Tensor, modulation: Tensor | None, table: Tensor | None, gate: int) -> None:
     """hidden becomes hidden + gate * x."""
-    if _takes(hidden, x, modulation, table):
-        _launch(x, hidden, hidden, None, None, None, modulation, table, gate, -1, 0.0)
+    if takes(hidden, x, modulation, table):
+        launch(x, hidden, hidden, None, None, None, modulation, table, gate, -1, 0.0)
     else:
         hidden.copy_(reference_add(hidden, x, modulation, table, gate))
 
@@ -174,11 +174,8 @@ def kernels_take(*tensors: Tensor | None) -> bool:
     return all(x.is_cuda and x.dtype in _KERNELS_KNOW and x.stride(-1) == 1 for x in there)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _takes(x: Tensor, *rest: Tensor | None) -> bool:
+def takes(x: Tensor, *rest: Tensor | None) -> bool:
+    """Whether the kernel takes x and what goes with it, the last two of it modulation and table."""
     if not kernels_take(x, *rest):
         return False
     *same, modulation, table = rest
@@ -187,7 +184,12 @@ def _takes(x: Tensor, *rest: Tensor | None) -> bool:
     return dense and rows
 
 
-def _launch(*arguments: Tensor | float | None) -> None:
+def launch(*arguments: Tensor | float | None) -> None:
+    """``add_norm_triton``, which is imported where it is used only: not every machine has Triton."""
     from pipelines.fused.kernels import add_norm_triton
 
     add_norm_triton(*arguments)  # type: ignore[arg-type]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

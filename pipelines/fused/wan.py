@@ -19,10 +19,12 @@ from diffusers.models.transformers.transformer_wan import (
     WanTransformer3DModel,
     WanTransformerBlock,
     _get_added_kv_projections,
-    _get_qkv_projections,
 )
 from torch import Tensor, nn
 
+from pipelines.feed_forward import OneFp8Operator
+from pipelines.fp8 import Fp8Linear
+from pipelines.fused.fp8_norms import add_norm_fp8, add_norm_fp8_, norm_fp8
 from pipelines.fused.norms import add_, add_norm, add_norm_, norm, reference_add
 from pipelines.fused.projection import norm_linear
 from pipelines.fused.rotary import norm_rotate_, norm_rotate_joined_, rms_norm_
@@ -83,22 +85,38 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
         """As of Diffusers' block. What comes in is not written to: caches keep it."""
         modulation = _modulation(temb, self.scale_shift_table)
         attended = self.attn1(hidden_states, None, None, rotary_emb, modulated=(modulation, self.norm1.eps))
-        hidden, normed = self._add_norm2(hidden_states, attended, modulation)
+        hidden, normed, scale = self._add_norm2(hidden_states, attended, modulation)
         del hidden_states, attended
-        attended = self.attn2(normed, encoder_hidden_states, None, None)
+        if scale is None:
+            attended = self.attn2(normed, encoder_hidden_states, None, None)
+        else:
+            attended = self.attn2.forward_rows(normed, scale, encoder_hidden_states)
         del normed
+        if type(self.ffn) is OneFp8Operator and not has_hooks(self.ffn):
+            eps = self.norm3.eps
+            normed, scale = add_norm_fp8_(
+                hidden, attended, None, None, *modulation, -1, FEED_FORWARD_SHIFT, eps
+            )
+            del attended
+            add_(hidden, self.ffn.forward_rows(normed, scale), *modulation, FEED_FORWARD_GATE)
+            return hidden
         normed = add_norm_(hidden, attended, None, None, *modulation, -1, FEED_FORWARD_SHIFT, self.norm3.eps)
         del attended
         add_(hidden, self.ffn(normed), *modulation, FEED_FORWARD_GATE)
         return hidden
 
-    def _add_norm2(self, hidden: Tensor, x: Tensor, modulation: Modulation) -> tuple[Tensor, Tensor]:
+    def _add_norm2(
+        self, hidden: Tensor, x: Tensor, modulation: Modulation
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The sum and its norm, the latter in e4m3 with scales if cross-attention takes it so."""
         if isinstance(self.norm2, nn.Identity):
             summed = reference_add(hidden, x, *modulation, GATE)
-            return summed, summed
-        weight, bias = self.norm2.weight, self.norm2.bias
-        both: tuple[Tensor, Tensor] = add_norm(hidden, x, weight, bias, *modulation, GATE, -1, self.norm2.eps)
-        return both
+            return summed, summed, None
+        given = hidden, x, self.norm2.weight, self.norm2.bias, *modulation, GATE, -1, self.norm2.eps
+        if self.attn2.takes_rows():
+            quantised: tuple[Tensor, Tensor, Tensor] = add_norm_fp8(*given)
+            return quantised
+        return *add_norm(*given), None
 
 
 class FusedAttention(WanAttention):  # type: ignore[misc]
@@ -128,7 +146,19 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
         if is_self:
             attended = self._attend_self(hidden_states, rotary_emb, modulated)
         else:
-            attended = self._attend_text(hidden_states, encoder_hidden_states)
+            attended = self._attend_text(self.to_q(hidden_states), encoder_hidden_states)
+        return self._project(attended)
+
+    def takes_rows(self) -> bool:
+        """Whether ``forward_rows`` may be called instead of a layer of cross-attention."""
+        usual = type(self.processor) is WanAttnProcessor and not has_hooks(self)
+        return usual and _takes_rows(self.to_q)
+
+    def forward_rows(self, rows: Tensor, scale: Tensor, text: Tensor) -> Tensor:
+        """Of hidden states quantised to e4m3 [batch, tokens, channels] with scales [batch * tokens, 1]."""
+        return self._project(self._attend_text(self.to_q.multiply_rows(rows, scale), text))
+
+    def _project(self, attended: Tensor) -> Tensor:
         projected: Tensor = self.to_out[1](self.to_out[0](attended))
         return projected
 
@@ -140,15 +170,16 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             q, k, v = qkv.chunk(3, dim=-1)
             del qkv
         else:
-            normed = hidden if modulated is None else _normed(hidden, *modulated)
-            q, k, v = self.to_q(normed), self.to_k(normed), self.to_v(normed)
-            del normed
+            q, k, v = self._separate(hidden, modulated)
             norm_rotate_(q, k, *weights, *rotary, self.heads, self.norm_q.eps)
         return self._dispatch(q, k, v, self.processor._parallel_config)
 
     def _joined(self, hidden: Tensor, modulated: Any) -> Tensor:
         """q, k and v [batch, tokens, 3 * channels]."""
         layer: Any = self.to_qkv
+        if modulated is not None and _takes_rows(layer):
+            rows, scale = _normed_fp8(hidden, *modulated)
+            return layer.multiply_rows(rows, scale)  # type: ignore[no-any-return]
         if modulated is None or not _is_plain(layer, hidden.dtype):
             qkv: Tensor = layer(hidden if modulated is None else _normed(hidden, *modulated))
         else:
@@ -156,14 +187,25 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             qkv = norm_linear(hidden, *modulation, SHIFT, eps, layer.weight, layer.bias)
         return qkv
 
-    def _attend_text(self, hidden: Tensor, text: Any) -> Tensor:
+    def _separate(self, hidden: Tensor, modulated: Any) -> list[Tensor]:
+        """q, k and v, each [batch, tokens, channels]."""
+        layers = self.to_q, self.to_k, self.to_v
+        if modulated is not None and all(map(_takes_rows, layers)):
+            rows, scale = _normed_fp8(hidden, *modulated)
+            return [layer.multiply_rows(rows, scale) for layer in layers]
+        normed = hidden if modulated is None else _normed(hidden, *modulated)
+        return [layer(normed) for layer in layers]
+
+    def _attend_text(self, q: Tensor, text: Any) -> Tensor:
         image = None
         if self.add_k_proj is not None:
             images = text.shape[1] - IMAGE_TEXT_TOKENS
             image, text = text[:, :images], text[:, images:]
-        q, k, v = _get_qkv_projections(self, hidden, text)
         if self.fused_projections:
+            k, v = self.to_kv(text).chunk(2, dim=-1)
             k = k.contiguous()  # an operator that writes to one half of a product would copy all of it
+        else:
+            k, v = self.to_k(text), self.to_v(text)
         rms_norm_(q, self.norm_q.weight, self.norm_q.eps)
         rms_norm_(k, self.norm_k.weight, self.norm_k.eps)
         attended = self._dispatch(q, k, v, None)
@@ -206,6 +248,16 @@ def _is_plain(layer: Any, dtype: torch.dtype) -> bool:
     """Whether a layer's weights may be used without calling it."""
     watched = layer._forward_hooks or layer._forward_pre_hooks
     return type(layer) is nn.Linear and layer.weight.dtype == dtype and not watched
+
+
+def _takes_rows(layer: Any) -> bool:
+    """Whether a layer may be given quantised rows, without calling it."""
+    return type(layer) is Fp8Linear and not has_hooks(layer)
+
+
+def _normed_fp8(hidden: Tensor, modulation: Modulation, eps: float) -> tuple[Tensor, Tensor]:
+    both: tuple[Tensor, Tensor] = norm_fp8(hidden, None, None, *modulation, SHIFT, eps)
+    return both
 
 
 def _normed(hidden: Tensor, modulation: Modulation, eps: float) -> Tensor:

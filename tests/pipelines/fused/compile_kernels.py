@@ -21,16 +21,23 @@ TYPES = {
     **dict.fromkeys(("weight", "bias", "table", "cos", "sin"), "*fp32"),
     **dict.fromkeys(("x", "hidden", "summed", "normed", "q", "k", "q_weight", "k_weight"), "*bf16"),
     "modulation": "*fp32",
+    "scales": "*fp32",
     "eps": "fp32",
 }
 NORM = {"GATE": -1, "SHIFT": 0, "hidden": None, "summed": None, "weight": None, "bias": None, "table": None}
+FIRST_WITH_FP8 = 89
 ADD = {"GATE": 2, "SHIFT": -1, "table": None}
+STORED = {"scales": None}  # in the dtype of the hidden states; otherwise in e4m3
+MODULATED = {**ADD, "SHIFT": 3, "weight": None, "bias": None}
 ROTATE = {"HEAD_DIM": 128, "TABLE_STEP": 1}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "norm": (kernels._add_norm_kernel, NORM),
-    "add, affine norm": (kernels._add_norm_kernel, ADD),
-    "add, norm, modulation": (kernels._add_norm_kernel, {**ADD, "SHIFT": 3, "weight": None, "bias": None}),
-    "add": (kernels._add_norm_kernel, {**ADD, "normed": None, "weight": None, "bias": None}),
+    "norm": (kernels._add_norm_kernel, {**NORM, **STORED}),
+    "add, affine norm": (kernels._add_norm_kernel, {**ADD, **STORED}),
+    "add, norm, modulation": (kernels._add_norm_kernel, {**MODULATED, **STORED}),
+    "add": (kernels._add_norm_kernel, {**ADD, **STORED, "normed": None, "weight": None, "bias": None}),
+    "norm in fp8": (kernels._add_norm_kernel, NORM),
+    "add, affine norm in fp8": (kernels._add_norm_kernel, ADD),
+    "add, norm, modulation in fp8": (kernels._add_norm_kernel, MODULATED),
     "rms norm, rotary": (kernels._rms_norm_kernel, ROTATE),
     "rms norm, rotary, wide tables": (kernels._rms_norm_kernel, {**ROTATE, "TABLE_STEP": 2}),
     "rms norm": (
@@ -44,6 +51,8 @@ def compile_case(capability: int, columns: int, kernel: Any, given: dict[str, An
     """Registers of a thread, shared memory in bytes, and the widths of loads and stores in the PTX."""
     constants = {**given, "COLUMNS": columns, **kernels._parts(columns)}
     types = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in kernel.arg_names}
+    if types.get("scales") != "constexpr" and "normed" in types:
+        types["normed"] = "*fp8e4nv"
     # What a launcher would find: pointers and strides divide by 16.
     aligned = {
         (index,): [["tt.divisibility", 16]]
@@ -66,4 +75,6 @@ if __name__ == "__main__":
     for target in sys.argv[1:]:
         capability, columns = map(int, target.split("-"))
         for name, (kernel, given) in CASES.items():
+            if capability < FIRST_WITH_FP8 and name.endswith("in fp8"):
+                continue
             print(json.dumps({"case": name, **compile_case(capability, columns, kernel, given)}))

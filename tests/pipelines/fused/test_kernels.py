@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipelines.fp8 import FORMAT, quantise_rows
 from pipelines.fused.kernels import add_norm_triton, rms_norm_triton
 from pipelines.fused.norms import reference_add, reference_norm
 from pipelines.fused.rotary import reference_norm_rotate
+from pipelines.row_kernels import quantise_rows_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-6
@@ -73,6 +75,29 @@ def test_residual_and_norm(columns: int, dtype: torch.dtype, gate: int, in_place
         assert_near(
             normed, reference_norm(summed.double(), weight.double(), bias.double(), None, None, -1, EPS)
         )
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_quantised_norm_is_the_norm_quantised(columns: int, dtype: torch.dtype, adds: bool) -> None:
+    batch, tokens = 2, 3
+    x = noise(batch, tokens, columns, dtype=dtype)
+    x[1, 1] = 0
+    hidden = noise(batch, tokens, columns, dtype=dtype, seed=1) if adds else None
+    modulation = noise(batch, tokens, 6, columns, seed=2)
+    gate = 2 if adds else -1
+    normed = unset(x)
+    summed, other = (unset(x) if adds else None for _ in range(2))
+    add_norm_triton(x, hidden, summed, normed, None, None, modulation, None, gate, 3, EPS)
+    rows, scales = unset(x.to(FORMAT)), unset(noise(batch * tokens, 1))
+    add_norm_triton(x, hidden, other, rows, None, None, modulation, None, gate, 3, EPS, scales)
+    if summed is not None and other is not None:
+        assert torch.equal(other, summed)
+    expected, expected_scales = quantise_rows_triton(normed.view(-1, columns))
+    assert torch.equal(rows.float().view(-1, columns), expected.float())
+    assert torch.equal(scales, expected_scales)
+    torch.testing.assert_close(scales, quantise_rows(normed.view(-1, columns))[1], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (2, 16), (3, 16), (5, 6), (12, 128)])

@@ -1,6 +1,7 @@
 """Fused blocks against stock ones: the same numbers, in every variant of Wan, swapped, hooked, cached."""
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from diffusers.models.transformers.transformer_wan import WanAttention, WanTransformerBlock
 from peft import LoraConfig
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import swap
 from pipelines.feed_forward import sliced_feed_forward
@@ -138,14 +140,87 @@ def test_layers_with_lora_are_called() -> None:
     torch.testing.assert_close(one_pass(model, PLAIN), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_in_fp8_are_called() -> None:
-    model = built(PLAIN).bfloat16()
-    join_projections(model)
+class Norms(TorchDispatchMode):
+    """Counts the operators that norm."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("reelwright::")
+        if name.startswith("fused_") and "norm" in name:
+            self.counts[name] += 1
+        return func(*args, **kwargs or {})
+
+
+def in_fp8(variant: Variant, joined: bool) -> Any:
+    model = built(variant).bfloat16()
+    if joined:
+        join_projections(model)
     to_fp8(model.blocks)
-    expected = one_pass(model, PLAIN).float()
+    return model
+
+
+@pytest.mark.parametrize("variant", WAN, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("cross_attn_norm", [False, True])
+def test_layers_in_fp8_take_norms_quantised(variant: Variant, joined: bool, cross_attn_norm: bool) -> None:
+    model = in_fp8(variant, joined)
+    if not cross_attn_norm:
+        for block in model.blocks:
+            block.norm2 = nn.Identity()
+    stock = one_pass(model, variant).float()
     fuse_blocks(model)
-    error = (one_pass(model, PLAIN).float() - expected).norm() / expected.norm()
-    assert error < 0.02
+    with sliced_feed_forward([model], 2), Norms() as norms_of_pass:
+        found = one_pass(model, variant)
+    quantised = {"fused_norm_fp8", "fused_add_norm_fp8_"}
+    quantised |= {"fused_add_norm_fp8"} if cross_attn_norm else set()
+    counts = norms_of_pass.counts
+    assert {name: count for name, count in counts.items() if "rms" not in name and "rotate" not in name} == (
+        dict.fromkeys(quantised, len(model.blocks))
+    )
+    assert (found.float() - stock).norm() < 0.02 * stock.norm()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_watched_layers_in_fp8_are_called_and_give_the_same(joined: bool) -> None:
+    model = in_fp8(PLAIN, joined)
+    fuse_blocks(model)
+    names = {"attn2", "attn2.to_q", "ffn", *(("attn1.to_qkv",) if joined else ("attn1.to_k",))}
+    called: Counter[str] = Counter()
+
+    def watch(block: nn.Module, name: str) -> Any:
+        return block.get_submodule(name).register_forward_hook(lambda *args: called.update([name]))
+
+    with sliced_feed_forward([model], 2):
+        expected = one_pass(model, PLAIN)
+        for name in names:
+            handles = [watch(block, name) for block in model.blocks]
+            called.clear()
+            with Norms() as norms_of_pass:
+                found = one_pass(model, PLAIN)
+            assert called == {name: len(model.blocks)}
+            assert sum(n for each, n in norms_of_pass.counts.items() if "fp8" in each) == 2 * len(
+                model.blocks
+            )
+            assert torch.equal(found, expected)
+            for handle in handles:
+                handle.remove()
+
+
+def test_layers_of_which_one_is_not_in_fp8_share_the_stored_norm() -> None:
+    model = built(PLAIN).bfloat16()
+    model.blocks[0].attn1.to_v, kept = nn.Identity(), model.blocks[0].attn1.to_v
+    to_fp8(model.blocks)
+    model.blocks[0].attn1.to_v = kept
+    stock = one_pass(model, PLAIN).float()
+    fuse_blocks(model)
+    with Norms() as norms_of_pass:
+        found = one_pass(model, PLAIN)
+    assert norms_of_pass.counts["fused_norm"] == 1
+    assert norms_of_pass.counts["fused_norm_fp8"] == len(model.blocks) - 1
+    assert (found.float() - stock).norm() < 0.02 * stock.norm()
 
 
 def test_another_processor_attends_in_its_own_way() -> None:
