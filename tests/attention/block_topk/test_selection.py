@@ -40,6 +40,21 @@ def test_what_is_always_kept_is_and_of_the_others_the_best(
             assert ranked[box][chosen].min() >= ranked[box][~kept[box]].max()
 
 
+def test_of_equal_scores_the_lower_number_is_kept() -> None:
+    """Both zeros are equal; ten runs, of which each keeps itself, those beside it, and others up to five."""
+    layout = box_layout(BoxPattern(block_size=4), (1, 1, 40), torch.device(DEVICE))
+    scores = torch.zeros(1, 1, 10, 10, device=DEVICE)
+    scores[..., ::2] = -0.0
+    selected = selected_boxes(scores, layout.always, kept_counts(layout, 5)[0])[0, 0]
+    for box, row in enumerate(selected.tolist()):
+        beside = [j for j in range(10) if abs(j - box) <= 1]
+        others = [j for j in range(10) if j not in beside][: 5 - len(beside)]
+        assert [j for j, is_kept in enumerate(row) if is_kept] == sorted(beside + others)
+    lists = key_lists(scores, layout, 5, 16, pooled_rest=True, tally=None)
+    assert lists.rest_bias is not None
+    assert torch.equal(lists.rest_bias.isinf(), selected)
+
+
 @settings(max_examples=12)
 @given(
     st.integers(1, 40),
