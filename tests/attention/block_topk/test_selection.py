@@ -55,6 +55,18 @@ def test_of_equal_scores_the_lower_number_is_kept() -> None:
     assert torch.equal(lists.rest_bias.isinf(), selected)
 
 
+def test_a_score_that_is_no_number_is_below_all() -> None:
+    layout = box_layout(BoxPattern(block_size=4), (1, 1, 40), torch.device(DEVICE))
+    scores = torch.full((1, 1, 10, 10), -1.0, device=DEVICE)
+    scores[..., 3] = float("nan")
+    selected = selected_boxes(scores, layout.always, kept_counts(layout, 5)[0])[0, 0]
+    assert selected[0].nonzero()[:, 0].tolist() == [0, 1, 2, 4, 5]
+    assert bool(selected[3, 3])
+    lists = key_lists(scores, layout, 5, 16, pooled_rest=True, tally=None)
+    assert lists.rest_bias is not None
+    assert torch.equal(lists.rest_bias.isinf(), selected)
+
+
 @settings(max_examples=12)
 @given(
     st.integers(1, 40),
