@@ -6,7 +6,7 @@ Knows which of the two runs. Does not know who asks, or why a call is dense.
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention.anchor_local.hopper_limits import hopper_takes
+from attention.hopper_limits import hopper_takes
 from attention.layout import anchor_local_layout
 from attention.pattern import AnchorLocalPattern
 

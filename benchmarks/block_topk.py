@@ -1,15 +1,14 @@
 """block_topk on a GPU: error against float64, and time of its parts against dense attention and the ideal.
 
     python -m benchmarks.block_topk --json block_topk.json
-    python -m benchmarks.block_topk --tune
-    python -m benchmarks.block_topk --hopper
+    python -m benchmarks.block_topk --kernel triton   # the kernel for all GPUs, on Hopper too
+    python -m benchmarks.block_topk --tune            # tiles of that kernel
 
 Tokens lie in the order that the swap keeps. Ideal is the density that was counted x the fastest dense
 attention of the same run. Selection alone is means, scores and lists; attention alone runs on lists that are
 there already. Shapes that differ in their boxes only take turns with one dense attention. All kernels are
 compiled beforehand, by several processes. If the error against float64 is worse than that of eager bfloat16,
-nothing is written. ``--hopper`` measures Hopper's own kernel, which nothing else chooses yet, instead of the
-one for all GPUs.
+nothing is written.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,16 +26,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention.block_topk import hopper, triton_impl
+from attention.block_topk.api import implementation, kernel
 from attention.block_topk.boxes import BoxPattern
 from attention.block_topk.layout import BoxLayout, box_layout
 from attention.block_topk.selection import box_scores, kept_counts, selected_boxes
 from attention.block_topk.triton_selection import box_means_triton
+from attention.choice import Impl
 from attention.tiles import Grid
 from benchmarks.compiling import compiling
 from benchmarks.gpu import Timing, device_seconds, graph_seconds, interleaved_seconds, machine
-
-Kernel = Literal["triton", "counted", "scheduled"]
-"""The kernel for all GPUs, or Hopper's own, with items handed out by a counter or ahead of time."""
 
 ERROR_ROWS = 256
 ROUNDS = 9
@@ -103,7 +101,7 @@ class Row:
     """What was measured for a shape; errors are relative, against float64."""
 
     shape: Shape
-    kernel: Kernel
+    kernel: str
     boxes: int
     density: float
     error: float
@@ -185,6 +183,7 @@ class Checked:
     """A shape whose result was compared, and its calls: both parts, selection, attention."""
 
     shape: Shape
+    kernel: str
     boxes: int
     density: float
     error: float
@@ -192,18 +191,21 @@ class Checked:
     calls: dict[str, Callable[[], object]]
 
 
-def check(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kernel: Kernel = "triton") -> Checked:
+def attention_alone(name: str, q: Tensor) -> tuple[Callable[..., Tensor], int]:
+    """Of ``triton`` or ``gluon``: the kernel that walks lists, and the keys of a tile that they must have."""
+    if name == "gluon":
+        config = hopper.CONFIGS[q.shape[3]]
+        return partial(hopper.attend, config=config), config.block_n
+    tiles = triton_impl.tile_config(q)
+    return partial(triton_impl.attend, config=tiles), tiles.block_n
+
+
+def check(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, impl: Impl) -> Checked:
     """Run one shape and compare; ``out`` is overwritten, now and by its calls."""
     layout = shape.layout(q.device)
-    if kernel == "triton":
-        block_n = triton_impl.tile_config(q).block_n
-        attend_lists = partial(triton_impl.attend, config=triton_impl.tile_config(q))
-        run = triton_impl.block_topk_triton
-    else:
-        config, counted = hopper.CONFIGS[shape.head_dim], kernel == "counted"
-        block_n = config.block_n
-        attend_lists = partial(hopper.attend, top_k=shape.top_k, config=config, counted=counted)
-        run = partial(hopper.block_topk_hopper, counted=counted)
+    name = implementation(impl, q)
+    run = kernel(name)
+    attend_lists, block_n = attention_alone(name, q)
     out.fill_(float("nan"))
     tally = torch.zeros((), dtype=torch.int64, device=q.device)
     settings: dict[str, Any] = {
@@ -227,20 +229,20 @@ def check(shape: Shape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kernel: Ke
         return attend_lists(q, k, v, layout, lists, rest, scale=shape.scale, out=out)
 
     calls: dict[str, Callable[[], object]] = {"both": both, "selection": select, "attention": attend}
-    return Checked(shape, layout.boxes, density, error, eager_error, calls)
+    return Checked(shape, name, layout.boxes, density, error, eager_error, calls)
 
 
-def measure(shapes: Sequence[Shape], dense_backend: str, kernel: Kernel) -> list[Row]:
+def measure(shapes: Sequence[Shape], dense_backend: str, impl: Impl) -> list[Row]:
     """Check, then time, shapes that differ in their boxes only: all take turns with one dense attention."""
     q, k, v = ordered_inputs(shapes[0])
     out = torch.empty_like(q)
-    checked = [check(shape, q, k, v, out, kernel) for shape in shapes]
+    checked = [check(shape, q, k, v, out, impl) for shape in shapes]
     calls = {f"{name} {i}": call for i, one in enumerate(checked) for name, call in one.calls.items()}
     timings = interleaved_seconds(calls | {"dense": dense_call(dense_backend, q, k, v)}, ROUNDS)
     return [
         Row(
             shape=one.shape,
-            kernel=kernel,
+            kernel=one.kernel,
             boxes=one.boxes,
             density=one.density,
             error=one.error,
@@ -271,11 +273,11 @@ def fastest_dense(shape: Shape) -> str:
     return min(DENSE, key=lambda name: timings[name].median_seconds)
 
 
-def compile_shape(shape: Shape, device: str = "cuda", kernel: Kernel = "triton") -> None:
+def compile_shape(shape: Shape, impl: Impl, device: str = "cuda") -> None:
     """All that the measurement of a shape launches, with one head: how many compiles nothing more."""
     one = replace(shape, heads=1)
     q, k, v = ordered_inputs(one, device)
-    check(one, q, k, v, torch.empty_like(q), kernel).calls["attention"]()
+    check(one, q, k, v, torch.empty_like(q), impl).calls["attention"]()
 
 
 def dense_call(name: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
@@ -358,15 +360,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--tune", action="store_true", help="time tiles, and ways to walk lists, instead")
     parser.add_argument(
-        "--hopper",
-        nargs="?",
-        dest="kernel",
-        choices=get_args(Kernel)[1:],
-        default="triton",
-        const="counted",
-        help="measure Hopper's own kernel; its items are counted by default",
+        "--tune", action="store_true", help="time the Triton kernel's tiles, and ways to walk lists, instead"
+    )
+    parser.add_argument(
+        "--kernel",
+        choices=("auto", "triton"),
+        default="auto",
+        help="auto (the default) takes Hopper's own there; triton is the one for all GPUs",
     )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -381,7 +382,7 @@ def main() -> None:
             for config, seconds in tiles + tune(shape, walks):
                 print(f"  {seconds * 1e3:8.3f} ms {config}", flush=True)
         return
-    with compiling(partial(compile_shape, kernel=arguments.kernel), SHAPES):
+    with compiling(partial(compile_shape, impl=arguments.kernel), SHAPES):
         fastest = [fastest_dense(group[0]) for group in groups(SHAPES)]
     print_header()
     rows = []

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from attention.anchor_local.hopper_limits import hopper_takes
 from attention.anchor_local.reference import anchor_local_reference
 from attention.anchor_local.torch_impl import anchor_local_torch
 from attention.choice import Impl, Precision, check_precision, resolve_impl
+from attention.hopper_limits import hopper_takes
 from attention.layout import AnchorLocalLayout, anchor_local_layout
 from attention.operands import check_not_empty, check_operands
 from attention.pattern import AnchorLocalPattern

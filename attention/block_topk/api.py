@@ -1,6 +1,6 @@
 """Contract, validation and choice of implementation for block_topk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -11,6 +11,7 @@ from attention.block_topk.layout import BoxLayout, box_layout
 from attention.block_topk.reference import block_topk_reference
 from attention.block_topk.torch_impl import block_topk_torch
 from attention.choice import Impl, resolve_impl
+from attention.hopper_limits import hopper_takes
 from attention.operands import check_not_empty, check_operands
 from attention.tiles import Grid
 
@@ -53,7 +54,8 @@ def block_topk_attention(
             the mean key's plus the logarithm of the box's length.
         text: tokens of text.
         scale: factor of the scores, positive; default ``head_dim ** -0.5``.
-        impl: ``auto`` takes Triton on a GPU and PyTorch elsewhere; a named one never falls back.
+        impl: ``auto`` takes a kernel on a GPU and PyTorch elsewhere; a named one never falls back.
+            ``triton`` is the kernel for all GPUs, which ``auto`` does not take where Hopper's own one fits.
 
     Returns:
         [batch, tokens, heads, head_dim], dtype of q.
@@ -71,7 +73,7 @@ def block_topk_attention(
     if text < 0 or text + grid[0] * grid[1] * grid[2] != q.shape[1]:
         sides = " x ".join(map(str, grid))
         raise ValueError(f"q must have text={text} tokens and a clip of {sides}, got {q.shape[1]} tokens")
-    chosen = resolve_impl(impl, q)
+    chosen = implementation(impl, q)
     if chosen == "reference":
         return block_topk_reference(
             q, k, v, pattern, grid, top_k=top_k, pooled_rest=pooled_rest, text=text, scale=scale
@@ -119,7 +121,17 @@ def block_topk_ordered(
             f"tally must be int64 [] on {q.device}, got {tally.dtype} of shape {tuple(tally.shape)} "
             f"on {tally.device}"
         )
-    return _run(resolve_impl(impl, q), q, k, v, layout, top_k, pooled_rest, scale, tally)
+    return _run(implementation(impl, q), q, k, v, layout, top_k, pooled_rest, scale, tally)
+
+
+def implementation(impl: Impl, q: Tensor) -> str:
+    """What runs for such a q: ``reference``, ``torch``, ``triton``, or ``gluon``, Hopper's own kernel.
+
+    ``impl="triton"`` means the kernel for all GPUs, on Hopper too.
+    """
+    chosen = resolve_impl(impl, q)
+    takes = impl == "auto" and hopper_takes(q.device, q.dtype, q.shape[3])
+    return "gluon" if chosen == "triton" and takes else chosen
 
 
 @torch.library.custom_op("reelwright::block_topk_attention", mutates_args=())
@@ -174,11 +186,19 @@ def _run(
 ) -> Tensor:
     if chosen == "reference":
         raise ValueError("impl='reference' is defined on the caller's order: use block_topk_attention")
-    if chosen == "torch":
-        run = block_topk_torch
-    else:
-        from attention.block_topk.triton_impl import block_topk_triton as run
+    run = block_topk_torch if chosen == "torch" else kernel(chosen)
     return run(q, k, v, layout, top_k=top_k, pooled_rest=pooled_rest, scale=scale, tally=tally)
+
+
+def kernel(chosen: str) -> Callable[..., Tensor]:
+    """``triton`` or ``gluon`` as a function of ordered (q, k, v, layout, ..., out=...)."""
+    if chosen == "gluon":
+        from attention.block_topk.hopper import block_topk_hopper
+
+        return block_topk_hopper
+    from attention.block_topk.triton_impl import block_topk_triton
+
+    return block_topk_triton
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> float:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from attention.backends import BackendSettings, TokenGrid, TokenOrder
-from attention.block_topk.api import block_topk_ordered
+from attention.block_topk.api import block_topk_ordered, implementation
 from attention.block_topk.boxes import BoxPattern, check_top_k
 from attention.block_topk.layout import box_layout
-from attention.choice import Impl, check_impl, resolve_impl
+from attention.choice import Impl, check_impl
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +113,5 @@ class BlockTopKPlan:
         )
 
     def implementation(self, q: Tensor) -> str:
-        """torch or triton."""
-        return resolve_impl(self.backend.impl, q)
+        """torch, triton or gluon."""
+        return implementation(self.backend.impl, q)

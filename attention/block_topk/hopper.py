@@ -1,9 +1,9 @@
 """block_topk for Hopper's warp groups, in Gluon: what ``triton_impl.py`` attends to, laid out by hand.
 
-A program stays on its multiprocessor and takes tile after tile of queries of one box, as its schedule says.
-One warp reads from the lists which keys are next and copies them, their values and the queries into rings of
-shared memory, as far ahead as they have room, also into the next tile. Groups of four warps have 64 queries
-each; a group whose queries lie beyond the end of the box passes all tiles on.
+A program stays on its multiprocessor and takes tile after tile of queries of one box; which is next, a
+counter in memory says. One warp reads from the lists which keys are next and copies them, their values and
+the queries into rings of shared memory, as far ahead as they have room, also into the next tile. Groups of
+four warps have 64 queries each; a group whose queries lie beyond the end of the box passes all tiles on.
 
 Tiles of keys come in the order of ``triton_impl.py``: those that all see, whole tiles of the boxes that are
 kept; then those that are not whole; then mean keys. Nothing waits for the device, and a call repeats bit by
@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from attention.block_topk.layout import BoxLayout
-from attention.block_topk.schedule import schedule
+from attention.block_topk.query_items import query_items
 from attention.block_topk.triton_impl import select
 from attention.block_topk.triton_selection import KeyLists
 from attention.hopper_tiles import (
@@ -47,7 +47,7 @@ CONFIGS = {
     64: HopperConfig(groups=3, block_n=128, stages=2, registers=160, overlap=False),
     128: HopperConfig(groups=2, block_n=128, stages=2, registers=240, overlap=True),
 }
-"""By head_dim; those that anchor_local runs well with. Not yet measured for this kernel."""
+"""By head_dim; those that anchor_local runs well with. No others were tried."""
 
 RECORD_LAYOUT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 # Triton 3.9 has another name for it than 3.6.
@@ -56,7 +56,7 @@ barrier: Any = getattr(gl, "barrier", None) or gl.thread_barrier
 
 @gluon.jit
 def _item_at(items, index):
-    """The fields of an item of the schedule."""
+    """The fields of an item."""
     item = items + index * 6
     begin = gl.load(item)
     end = gl.load(item + 1)
@@ -133,32 +133,25 @@ def _read(records, place):
 
 
 @gluon.jit
-def _next(counter, index, COUNTED: gl.constexpr):
-    """Number of the item that the program takes next."""
-    following = index + 1
-    if COUNTED:
-        following = gl.atomic_add(counter, 1, sem="relaxed")
-    return following
+def _next(counter):
+    """Number of the item that the program takes next; too high when all are taken."""
+    return gl.atomic_add(counter, 1, sem="relaxed")
 
 
 @gluon.jit
 def _copy(
     q_desc, k_desc, v_desc, rest_k_desc, rest_v_desc, q_smem, k_smem, v_smem, records, full, empty,
-    items, starts, counter, whole_lists, partial_lists, counts, tokens, boxes, most_whole, most_partial,
+    items, item_count, counter, whole_lists, partial_lists, counts, tokens, boxes, most_whole, most_partial,
     kv_heads, group,
     HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-    REST: gl.constexpr, COUNTED: gl.constexpr,
+    REST: gl.constexpr,
 ):  # fmt: skip
     """The copying warp."""
-    program = gl.program_id(0)
-    if COUNTED:
-        program = 0
-    index = _next(counter, gl.load(starts + program) - 1, COUNTED)
-    items_end = gl.load(starts + program + 1)
-    begin, end, first, row, batch, head = _item_at(items, gl.minimum(index, items_end - 1))
+    index = _next(counter)
+    begin, end, first, row, batch, head = _item_at(items, gl.minimum(index, item_count - 1))
     step = 0
     turn = 0
-    while index < items_end:
+    while index < item_count:
         listed_whole, listed_partial = _counts_of(counts, row)
         slot = turn % 2
         mbarrier.wait(empty.index(2 * STAGES + slot), ((turn // 2) & 1) ^ 1)
@@ -181,8 +174,8 @@ def _copy(
                 q_smem.index(slot * GROUPS + i),
             )
         # Asked for now, so that nobody waits for it then.
-        index = _next(counter, index, COUNTED)
-        following = _item_at(items, gl.minimum(index, items_end - 1))
+        index = _next(counter)
+        following = _item_at(items, gl.minimum(index, item_count - 1))
         first_whole, whole, unlisted, exact, count = _walk(
             first, row, listed_whole, listed_partial, boxes, BLOCK_N, REST
         )
@@ -322,16 +315,16 @@ def _attend(
 
 
 # A new length must not compile a new kernel, so nothing that depends on it is specialised.
-_LENGTHS = ("tokens", "boxes", "most_whole", "most_partial", "out_stride_batch")
+_LENGTHS = ("item_count", "tokens", "boxes", "most_whole", "most_partial", "out_stride_batch")
 
 
 @gluon.jit(do_not_specialize=[*_LENGTHS, "kv_heads", "group"])
 def _kernel(
-    q_desc, k_desc, v_desc, rest_k_desc, rest_v_desc, out, items, starts, counter, whole_lists,
+    q_desc, k_desc, v_desc, rest_k_desc, rest_v_desc, out, items, item_count, counter, whole_lists,
     partial_lists, counts, rest_bias, scale_log2, tokens, boxes, most_whole, most_partial, kv_heads, group,
     out_stride_batch, out_stride_row, out_stride_head,
     HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-    REGISTERS: gl.constexpr, OVERLAP: gl.constexpr, REST: gl.constexpr, COUNTED: gl.constexpr,
+    REGISTERS: gl.constexpr, OVERLAP: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = k_desc.dtype
     q_smem = gl.allocate_shared_memory(dtype, [2 * GROUPS, 64, HEAD_DIM], q_desc.layout)
@@ -359,9 +352,8 @@ def _kernel(
                 )),
                 (_copy, (
                     q_desc, k_desc, v_desc, rest_k_desc, rest_v_desc, q_smem, k_smem, v_smem, records, full,
-                    empty, items, starts, counter, whole_lists, partial_lists, counts, tokens, boxes,
+                    empty, items, item_count, counter, whole_lists, partial_lists, counts, tokens, boxes,
                     most_whole, most_partial, kv_heads, group, HEAD_DIM, BLOCK_N, STAGES, GROUPS, REST,
-                    COUNTED,
                 )),
             ],
             [4, 1],
@@ -387,9 +379,8 @@ def _kernel(
                 )),
                 (_copy, (
                     q_desc, k_desc, v_desc, rest_k_desc, rest_v_desc, q_smem, k_smem, v_smem, records, full,
-                    empty, items, starts, counter, whole_lists, partial_lists, counts, tokens, boxes,
+                    empty, items, item_count, counter, whole_lists, partial_lists, counts, tokens, boxes,
                     most_whole, most_partial, kv_heads, group, HEAD_DIM, BLOCK_N, STAGES, GROUPS, REST,
-                    COUNTED,
                 )),
             ],
             [4, 4, 1],
@@ -408,7 +399,6 @@ def block_topk_hopper(
     scale: float,
     tally: Tensor | None,
     config: HopperConfig | None = None,
-    counted: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of ordered q [B, N, H, D] over ordered k, v [B, N, KV, D]; returns [B, N, H, D].
@@ -429,9 +419,7 @@ def block_topk_hopper(
         tally=tally,
         block_n=config.block_n,
     )
-    return attend(
-        q, k, v, layout, lists, rest, top_k=top_k, scale=scale, config=config, counted=counted, out=out
-    )
+    return attend(q, k, v, layout, lists, rest, scale=scale, config=config, out=out)
 
 
 def attend(
@@ -442,28 +430,24 @@ def attend(
     lists: KeyLists | None,
     rest: tuple[Tensor, Tensor] | None,
     *,
-    top_k: float,
     scale: float,
     config: HopperConfig,
-    counted: bool = True,
     out: Tensor | None = None,
 ) -> Tensor:
     """The attention kernel alone, on lists for tiles of the config's block_n; as ``block_topk_hopper``."""
     batch, tokens, heads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    rows, programs = config.groups * GROUP_ROWS, processors(q.device)
-    # Counted items are handed out on the GPU: one list for all programs.
-    work = schedule(layout, top_k, batch, heads, rows, config.block_n, 1 if counted else programs, q.device)
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if counted else work.starts
+    items = query_items(layout, batch, heads, config.groups * GROUP_ROWS, q.device)
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     kv_tiles = descriptor(k, config.block_n), descriptor(v, config.block_n)
     unused = layout.bounds
-    _kernel[(min(programs, work.items.shape[0]),)](
+    _kernel[(min(processors(q.device), items.shape[0]),)](
         descriptor(q, GROUP_ROWS),
         *kv_tiles,
         *kv_tiles if rest is None else (descriptor(_one_head(x), config.block_n) for x in rest),
         out,
-        work.items,
-        work.starts,
+        items,
+        items.shape[0],
         counter,
         *(unused,) * 3 if lists is None else (lists.whole, lists.partial, lists.counts),
         unused if lists is None or lists.rest_bias is None else lists.rest_bias,
@@ -482,7 +466,6 @@ def attend(
         REGISTERS=config.registers,
         OVERLAP=config.overlap,
         REST=rest is not None,
-        COUNTED=counted,
         num_warps=4,
     )
     return out

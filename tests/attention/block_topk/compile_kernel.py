@@ -74,7 +74,7 @@ def compile_kernel(capability: int, head_dim: int, dtype: str, rest: bool) -> di
 
 
 HOPPER_DESCRIPTORS = ("q_desc", "k_desc", "v_desc", "rest_k_desc", "rest_v_desc")
-HOPPER_INT32 = ("items", "starts", "counter", "whole_lists", "partial_lists", "counts")
+HOPPER_INT32 = ("items", "counter", "whole_lists", "partial_lists", "counts")
 
 
 def hopper_source(head_dim: int, dtype: str, rest: bool) -> GluonASTSource:
@@ -88,7 +88,6 @@ def hopper_source(head_dim: int, dtype: str, rest: bool) -> GluonASTSource:
         "REGISTERS": config.registers,
         "OVERLAP": config.overlap,
         "REST": rest,
-        "COUNTED": True,
     }
     element = {"bf16": gl.bfloat16, "fp16": gl.float16}[dtype]
     known = dict.fromkeys(HOPPER_INT32, "*i32") | {"out": f"*{dtype}", "rest_bias": "*fp32"}

@@ -1,7 +1,13 @@
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attention import BlockTopKBackend, BoxPattern, block_topk_attention, block_topk_ordered, box_layout
+from attention.backends import TokenGrid
+from attention.block_topk.api import implementation, kernel
+from attention.block_topk.hopper import block_topk_hopper
+from attention.block_topk.triton_impl import block_topk_triton
+from attention.choice import Impl
 
 Q = torch.randn(2, 24, 4, 16)
 K = torch.randn(2, 24, 2, 16)
@@ -50,3 +56,40 @@ def test_the_ordered_form_checks_its_layout_and_tally() -> None:
         BlockTopKBackend(BoxPattern(block_size=4), 1, impl="reference")
     with pytest.raises(ValueError, match="scale must be positive and finite"):
         block_topk_attention(Q, K, K, grid=GRID, block_size=4, top_k=1, scale=0.0)
+
+
+@pytest.mark.parametrize(
+    ("impl", "dtype", "head_dim", "on_hopper", "elsewhere"),
+    [
+        ("auto", torch.bfloat16, 128, "gluon", "triton"),
+        ("auto", torch.float16, 64, "gluon", "triton"),
+        ("auto", torch.bfloat16, 96, "triton", "triton"),
+        ("auto", torch.float32, 128, "triton", "triton"),
+        ("triton", torch.bfloat16, 128, "triton", "triton"),
+        ("torch", torch.bfloat16, 128, "torch", "torch"),
+        ("reference", torch.bfloat16, 128, "reference", "reference"),
+    ],
+)
+def test_what_runs_on_a_gpu(
+    impl: Impl,
+    dtype: torch.dtype,
+    head_dim: int,
+    on_hopper: str,
+    elsewhere: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For tensors that only say that they are on one."""
+    with FakeTensorMode():
+        q = torch.empty(1, 24, 2, head_dim, dtype=dtype, device="cuda")
+    for is_hopper, expected in ((True, on_hopper), (False, elsewhere)):
+        monkeypatch.setattr("attention.hopper_limits.is_hopper", lambda _, found=is_hopper: found)
+        assert implementation(impl, q) == expected
+        if impl != "reference":
+            plan = BlockTopKBackend(BoxPattern(block_size=4), 1, impl=impl).plan(TokenGrid(*GRID))
+            assert plan.implementation(q) == expected
+
+
+def test_each_kernel_by_its_name() -> None:
+    assert implementation("auto", Q) == "torch"
+    assert kernel("triton") is block_topk_triton
+    assert kernel("gluon") is block_topk_hopper

@@ -1,12 +1,17 @@
 """The benchmark's check of errors and density, on a small clip; the rest of it needs a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from attention.block_topk.triton_impl import block_topk_triton
+from attention.block_topk import hopper
+from attention.block_topk.api import kernel
+from attention.block_topk.triton_impl import block_topk_triton, select
 from benchmarks.block_topk import (
     SHAPES,
     Shape,
+    attention_alone,
     compile_shape,
     counted_density,
     errors,
@@ -14,6 +19,7 @@ from benchmarks.block_topk import (
     ordered_inputs,
 )
 from tests.attention.block_topk.helpers import DEVICE
+from tests.attention.emulated_gluon import emulated
 
 
 @pytest.mark.parametrize("anchor_stride", [None, 5])
@@ -42,4 +48,23 @@ def test_groups_hold_all_shapes_of_one_dense_attention() -> None:
 
 @pytest.mark.parametrize("pooled_rest", [False, True])
 def test_a_shape_runs_with_one_head(pooled_rest: bool) -> None:
-    compile_shape(Shape((2, 4, 4), 3, 32, (1, 2, 4), top_k=2, pooled_rest=pooled_rest), DEVICE)
+    compile_shape(Shape((2, 4, 4), 3, 32, (1, 2, 4), top_k=2, pooled_rest=pooled_rest), "triton", DEVICE)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="Hopper's kernel is emulated")
+def test_hoppers_attention_alone_is_that_of_the_whole_call() -> None:
+    shape = Shape((2, 4, 4), 1, 64, (1, 2, 4), top_k=2)
+    q, k, v = ordered_inputs(shape, DEVICE)
+    layout = shape.layout(q.device)
+    settings: dict[str, Any] = {
+        "top_k": shape.top_k,
+        "pooled_rest": False,
+        "scale": shape.scale,
+        "tally": None,
+    }
+    attend, block_n = attention_alone("gluon", q)
+    with emulated(hopper, processors=2):
+        lists, rest = select(q, k, v, layout, block_n=block_n, **settings)
+        alone = attend(q, k, v, layout, lists, rest, scale=shape.scale)
+        assert torch.equal(alone, kernel("gluon")(q, k, v, layout, **settings))
+    assert bool(alone.isfinite().all())

@@ -1,6 +1,5 @@
 """What only a GPU can show: full sizes, capture, no new kernels. Run with ``pytest -m gpu`` here."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,10 +8,11 @@ from torch import Tensor
 
 from attention import BoxPattern, block_topk_ordered, box_layout
 from attention.block_topk import hopper, triton_impl, triton_selection
+from attention.block_topk.api import implementation, kernel
 from attention.block_topk.layout import BoxLayout
 from attention.block_topk.selection import box_means, box_scores, kept_counts, kept_pairs, selected_boxes
 from attention.block_topk.triton_selection import box_means_triton, key_lists
-from attention.choice import is_hopper
+from attention.choice import Impl, is_hopper
 from tests.attention.block_topk.helpers import Case, budget, exact, inputs, relative_error, selection
 
 pytestmark = pytest.mark.gpu
@@ -48,19 +48,15 @@ def test_choice_is_that_of_pytorch_for_many_boxes(boxes: int) -> None:
 
 # Descriptors, pointers, and Hopper's own kernel.
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "run"),
-    [
-        (32, 128, triton_impl.block_topk_triton),
-        (48, 96, triton_impl.block_topk_triton),
-        pytest.param(32, 128, hopper.block_topk_hopper, marks=hopper_only),
-    ],
+    ("heads", "head_dim", "impl"), [(32, 128, "triton"), (48, 96, "triton"), (32, 128, "auto")]
 )
-def test_more_than_2_to_the_31_elements(heads: int, head_dim: int, run: Callable[..., Tensor]) -> None:
+def test_more_than_2_to_the_31_elements(heads: int, head_dim: int, impl: Impl) -> None:
     layout = box_layout(BoxPattern(block_size=1000), (1, 1, 530_001), CUDA)
     assert layout.tokens * heads * head_dim > 2**31
     q, k, v = random_inputs(layout, heads, head_dim)
     scale = head_dim**-0.5
     out = torch.full_like(q, float("nan"))
+    run = kernel(implementation(impl, q))
     run(q, k, v, layout, top_k=0.05, pooled_rest=False, scale=scale, tally=None, out=out)
     assert bool(out.isfinite().all())
     q_means, k_means = box_means_triton(q, layout), box_means_triton(k, layout)
@@ -79,13 +75,14 @@ def test_more_than_2_to_the_31_elements(heads: int, head_dim: int, run: Callable
         assert error < 2**-7  # one rounding of weights and of outputs in bfloat16
 
 
-def test_a_call_can_be_captured_and_waits_for_nothing() -> None:
+@pytest.mark.parametrize("impl", ["auto", "triton"])
+def test_a_call_can_be_captured_and_waits_for_nothing(impl: Impl) -> None:
     layout = box_layout(BoxPattern((3, 6, 8), anchor_stride=32), (9, 18, 24), CUDA, text=77)
     q, k, v = random_inputs(layout, 4, 128)
     tally = torch.zeros((), dtype=torch.int64, device=CUDA)
 
     def run() -> Tensor:
-        return block_topk_ordered(q, k, v, layout, top_k=0.3, pooled_rest=True, tally=tally)
+        return block_topk_ordered(q, k, v, layout, top_k=0.3, pooled_rest=True, tally=tally, impl=impl)
 
     expected = run()
     torch.cuda.synchronize()
@@ -103,22 +100,20 @@ def test_a_call_can_be_captured_and_waits_for_nothing() -> None:
     assert int(tally) == counted > 0
 
 
-def test_new_lengths_compile_nothing() -> None:
-    def run(tokens: int, size: int, text: int) -> None:
+@pytest.mark.parametrize("impl", ["auto", "triton"])
+def test_new_lengths_compile_nothing(impl: Impl) -> None:
+    selecting = (triton_selection._mean_kernel, triton_selection._list_kernel)
+    kernels = (triton_impl._block_topk_kernel, hopper._kernel, *selecting)
+
+    def compiled_after(tokens: int, size: int, text: int) -> int:
         layout = box_layout(BoxPattern(block_size=size, anchor_stride=9), (1, 1, tokens), CUDA, text)
         q, k, v = random_inputs(layout, 3, 128)
-        block_topk_ordered(q, k, v, layout, top_k=0.5, pooled_rest=True)
+        block_topk_ordered(q, k, v, layout, top_k=0.5, pooled_rest=True, impl=impl)
+        return sum(len(cache[0]) for each in kernels for cache in each.device_caches.values())
 
-    kernels = (triton_impl._block_topk_kernel, triton_selection._mean_kernel, triton_selection._list_kernel)
-
-    def compiled() -> int:
-        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
-
-    run(4096, 256, 16)
-    before = compiled()
+    before = compiled_after(4096, 256, 16)
     for tokens, size, text in ((4097, 256, 1), (5000, 257, 0), (2048, 128, 32), (100, 100, 3)):
-        run(tokens, size, text)
-    assert compiled() == before
+        assert compiled_after(tokens, size, text) == before
 
 
 # Tiles have 128 keys, items 128 or 192 queries: boxes around that, groups without queries, all sorts of tiles
@@ -134,40 +129,18 @@ HOPPER_CASES = (
 )
 # Few variants, since each takes seconds to compile.
 HOPPER_RUNS = [
-    *((case, head_dim, torch.bfloat16, True) for head_dim in (128, 64) for case in HOPPER_CASES),
-    (HOPPER_CASES[1], 128, torch.float16, True),
-    (HOPPER_CASES[1], 128, torch.bfloat16, False),
+    *((case, head_dim, torch.bfloat16) for head_dim in (128, 64) for case in HOPPER_CASES),
+    (HOPPER_CASES[1], 128, torch.float16),
 ]
 
 
-@hopper_only
-@pytest.mark.parametrize(("case", "head_dim", "dtype", "counted"), HOPPER_RUNS, ids=str)
-def test_hopper_kernel_is_the_definition(
-    case: Case, head_dim: int, dtype: torch.dtype, counted: bool
-) -> None:
-    case = replace(case, head_dim=head_dim)
-    q, k, v = inputs(case, dtype)
-    _, selected = selection(case, q, k, "triton")
-    truth = exact(case, q, k, v, selected)
-    allowed = budget(case, q, k, v, selected, truth)
-    layout = case.layout()
-    q, k, v = (x.index_select(1, layout.order) for x in (q, k, v))
-    out = torch.full_like(q, float("nan"))
-    run_on_hopper(case, q, k, v, layout, counted, out)
-    assert relative_error(out.index_select(1, layout.inverse), truth) <= allowed
-
-
 def run_on_hopper(
-    case: Case,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: BoxLayout,
-    counted: bool = True,
-    out: Tensor | None = None,
+    case: Case, q: Tensor, k: Tensor, v: Tensor, layout: BoxLayout, out: Tensor | None = None
 ) -> Tensor:
     """Hopper's kernel on ordered tokens."""
-    return hopper.block_topk_hopper(
+    assert implementation("auto", q) == "gluon"
+    run = kernel("gluon")
+    return run(
         q,
         k,
         v,
@@ -176,9 +149,23 @@ def run_on_hopper(
         pooled_rest=case.pooled_rest,
         scale=case.scale,
         tally=None,
-        counted=counted,
         out=out,
     )
+
+
+@hopper_only
+@pytest.mark.parametrize(("case", "head_dim", "dtype"), HOPPER_RUNS, ids=str)
+def test_hopper_kernel_is_the_definition(case: Case, head_dim: int, dtype: torch.dtype) -> None:
+    case = replace(case, head_dim=head_dim)
+    q, k, v = inputs(case, dtype)
+    _, selected = selection(case, q, k, "triton")
+    truth = exact(case, q, k, v, selected)
+    allowed = budget(case, q, k, v, selected, truth)
+    layout = case.layout()
+    q, k, v = (x.index_select(1, layout.order) for x in (q, k, v))
+    out = torch.full_like(q, float("nan"))
+    run_on_hopper(case, q, k, v, layout, out)
+    assert relative_error(out.index_select(1, layout.inverse), truth) <= allowed
 
 
 @hopper_only
@@ -190,10 +177,8 @@ def test_hopper_kernel_at_full_size_repeats_and_can_be_captured(head_dim: int, p
     rows = torch.randn(1, layout.tokens, 12, head_dim, device=CUDA, dtype=torch.bfloat16)
     q, k, v = rows.split([6, 3, 3], dim=2)  # heads side by side in longer rows
     out = torch.full_like(q, float("nan"))
-    run_on_hopper(case, q, k, v, layout, out=out)
-    expected = triton_impl.block_topk_triton(
-        q, k, v, layout, top_k=case.top_k, pooled_rest=pooled_rest, scale=case.scale, tally=None
-    )
+    run_on_hopper(case, q, k, v, layout, out)
+    expected = block_topk_ordered(q, k, v, layout, top_k=case.top_k, pooled_rest=pooled_rest, impl="triton")
     assert relative_error(out, expected.double()) < 2**-7  # both round weights and results
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -202,17 +187,13 @@ def test_hopper_kernel_at_full_size_repeats_and_can_be_captured(head_dim: int, p
         captured.fill_(float("nan"))
         graph.replay()
         assert torch.equal(captured, out)
-    assert torch.equal(run_on_hopper(case, q, k, v, layout, counted=False), out)
 
 
 @hopper_only
-def test_hopper_kernel_is_compiled_once_for_all_lengths() -> None:
-    def run(tokens: int, size: int, text: int) -> int:
-        case = Case((1, 1, tokens), 0.5, block_size=size, text=text, heads=3, kv_heads=3, head_dim=128)
-        q, k, v = random_inputs(case.layout(), 3, 128)
-        run_on_hopper(case, q, k, v, case.layout())
-        return sum(len(cache[0]) for cache in hopper._kernel.device_caches.values())
-
-    compiled = run(4096, 256, 16)
-    for tokens, size, text in ((4097, 256, 1), (5000, 257, 0), (2048, 128, 32), (100, 100, 3)):
-        assert run(tokens, size, text) == compiled
+def test_what_no_descriptor_describes_is_copied() -> None:
+    layout = box_layout(BoxPattern(block_size=300), (1, 1, 3_001), CUDA)
+    q, odd, v = torch.randn(3, 1, 3_001, 2, 129, device=CUDA).bfloat16()[..., 1:]  # rows from odd places
+    assert torch.equal(
+        block_topk_ordered(q, odd, v, layout, top_k=3),
+        block_topk_ordered(q.contiguous(), odd.contiguous(), v.contiguous(), layout, top_k=3),
+    )

@@ -1,4 +1,4 @@
-"""Which calls Hopper's kernel takes. Knows devices and dtypes; imports no kernel."""
+"""Which calls the kernels of ``hopper_tiles.py``'s kind take. Knows devices and dtypes; imports no kernel."""
 
 import torch
 
@@ -9,5 +9,5 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def hopper_takes(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether ``hopper.py`` runs this."""
+    """Whether the ``hopper.py`` of an operator runs this."""
     return is_hopper(device) and head_dim in HEAD_DIMS and dtype in DTYPES
