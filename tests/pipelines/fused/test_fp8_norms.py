@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipelines.fp8 import FORMAT, quantise_rows
+from pipelines.fp8 import FORMAT, NEEDED_CAPABILITY, quantise_rows
 from pipelines.fused.fp8_norms import add_norm_fp8, add_norm_fp8_, norm_fp8
 from pipelines.fused.norms import add_norm, add_norm_, norm
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= NEEDED_CAPABILITY
+DEVICES = ["cpu", *(["cuda"] if HAS_FP8 else [])]
 DTYPES = [torch.bfloat16, torch.float32]
 EPS = 1e-6
 BATCH, TOKENS = 2, 5
@@ -54,9 +55,17 @@ def test_rows_are_those_of_the_stored_norm(name: str, device: str, dtype: torch.
     *expected_sum, normed = _listed(plain(*theirs))
     expected, expected_scale = quantise_rows(normed.flatten(0, 1))
     assert (rows.dtype, rows.shape) == (FORMAT, normed.shape)
-    assert torch.equal(rows.float(), expected.float().view(normed.shape))
-    assert torch.equal(scale, expected_scale)
     assert all(map(torch.equal, [*summed, ours[0]], [*expected_sum, theirs[0]]))
+    found, expected = rows.float(), expected.float().view(normed.shape)
+    if device == "cpu":
+        assert torch.equal(found, expected)
+        assert torch.equal(scale, expected_scale)
+        return
+    # Threads hold other columns of wide rows for a store in 8 bits: other sums, rarely another rounding.
+    torch.testing.assert_close(scale, expected_scale, rtol=2.0**-7, atol=0)
+    step = torch.maximum(expected.abs() / 8, torch.tensor(2.0**-6, device=device))
+    assert bool(((found - expected).abs() <= step).all())
+    assert (found != expected).float().mean() < 0.01
 
 
 @pytest.mark.parametrize("name", CALLS)

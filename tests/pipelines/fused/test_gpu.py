@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 from attention import swap
 from pipelines.compiling import RepeatedBlocks
 from pipelines.feed_forward import sliced_feed_forward
+from pipelines.fp8 import NEEDED_CAPABILITY, to_fp8
 from pipelines.fused import kernels
 from pipelines.fused.wan import fuse_blocks
 from pipelines.joined_attention import join_projections
@@ -65,17 +66,7 @@ def one_pass(model: Any, frames: int, of_each_token: bool) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("heads", [3, 12])
-@pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("of_each_token", [False, True])
-def test_bfloat16_is_as_near_to_float64_as_stock(
-    heads: int, joined: bool, compiled: bool, of_each_token: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = built(heads)
-    truths = [one_pass(model.double(), frames, of_each_token) for frames in (3, 5)]
-    model = model.to("cuda", torch.bfloat16)
-    stock = [one_pass(model, frames, of_each_token) for frames in (3, 5)]
+def count_launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     launched = {"add_norm_triton": 0, "rms_norm_triton": 0}
 
     def count(name: str) -> None:
@@ -89,6 +80,21 @@ def test_bfloat16_is_as_near_to_float64_as_stock(
 
     for name in launched:
         count(name)
+    return launched
+
+
+@pytest.mark.parametrize("heads", [3, 12])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("of_each_token", [False, True])
+def test_bfloat16_is_as_near_to_float64_as_stock(
+    heads: int, joined: bool, compiled: bool, of_each_token: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(heads)
+    truths = [one_pass(model.double(), frames, of_each_token) for frames in (3, 5)]
+    model = model.to("cuda", torch.bfloat16)
+    stock = [one_pass(model, frames, of_each_token) for frames in (3, 5)]
+    launched = count_launches(monkeypatch)
     if joined:
         join_projections(model)
     fuse_blocks(model)
@@ -100,6 +106,36 @@ def test_bfloat16_is_as_near_to_float64_as_stock(
         errors = [float((x.cpu().double() - truth).norm() / truth.norm()) for x in (ours, theirs)]
         assert errors[0] < 1.2 * errors[1]
     # Of each block and pass: four norms and residuals; q with k, and both of the text's.
+    assert launched == {"add_norm_triton": 4 * 4, "rms_norm_triton": 3 * 4}
+    if compiled:
+        assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("of_each_token", [False, True])
+def test_fp8_is_as_near_to_float64_as_stock_in_fp8(
+    joined: bool, compiled: bool, of_each_token: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.get_device_capability() < NEEDED_CAPABILITY:
+        pytest.skip("needs a GPU that multiplies fp8 matrices")
+    model = built(12)
+    truths = [one_pass(model.double(), frames, of_each_token) for frames in (3, 5)]
+    model = model.to("cuda", torch.bfloat16)
+    if joined:
+        join_projections(model)
+    to_fp8(model.blocks)
+    with swap(model, "dense"), sliced_feed_forward([model], 2):
+        stock = [one_pass(model, frames, of_each_token) for frames in (3, 5)]
+    launched = count_launches(monkeypatch)
+    fuse_blocks(model)
+    if compiled:
+        RepeatedBlocks(list(model.blocks), torch.device("cuda"), "on")
+    with swap(model, "dense"), sliced_feed_forward([model], 2):
+        found = [one_pass(model, frames, of_each_token) for frames in (3, 5)]
+    for ours, theirs, truth in zip(found, stock, truths, strict=True):
+        errors = [float((x.cpu().double() - truth).norm() / truth.norm()) for x in (ours, theirs)]
+        assert errors[0] < 1.2 * errors[1]
     assert launched == {"add_norm_triton": 4 * 4, "rms_norm_triton": 3 * 4}
     if compiled:
         assert counters["stats"]["unique_graphs"] == 1
