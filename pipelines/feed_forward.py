@@ -90,6 +90,14 @@ class OneOperator(SlicedFeedForward):
         out = run(rows, first.weight, first.bias, second.weight, second.bias, self.chunks)
         return out.view(*hidden_states.shape[:-1], out.shape[-1])
 
+    def forward_over(self, hidden_states: Tensor) -> Tensor:
+        """The same, written over what comes in, which is dense and needed no longer."""
+        first, second = self.net[0].proj, self.net[2]
+        run = _operator_over if torch.compiler.is_compiling() else _sliced_over
+        rows = hidden_states.view(-1, hidden_states.shape[-1])
+        run(rows, first.weight, first.bias, second.weight, second.bias, self.chunks)
+        return hidden_states
+
 
 class OneFp8Operator(SlicedFeedForward):
     """The same of layers in fp8. What comes in is quantised outside, by what has made it."""
@@ -159,6 +167,16 @@ def _sliced(x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: T
     return out
 
 
+def _sliced_over(
+    x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: Tensor, chunks: int
+) -> None:
+    """The same, written over x: a slice's rows are read before they are written."""
+    for part in _slices(x.shape[0], chunks):
+        hidden = _linear_gelu(x[part], weight, bias)
+        torch.addmm(bias_2, hidden, weight_2.t(), out=x[part])
+        del hidden
+
+
 def _sliced_fp8(
     rows: Tensor,
     scale: Tensor,
@@ -180,12 +198,18 @@ def _sliced_fp8(
 
 
 _operator = torch.library.custom_op("reelwright::feed_forward", _sliced, mutates_args=())
+_operator_over = torch.library.custom_op("reelwright::feed_forward_", _sliced_over, mutates_args=("x",))
 _fp8_operator = torch.library.custom_op("reelwright::feed_forward_fp8", _sliced_fp8, mutates_args=())
 
 
 @_operator.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: Tensor, chunks: int) -> Tensor:
     return x.new_empty(x.shape[0], weight_2.shape[0])
+
+
+@_operator_over.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: Tensor, chunks: int) -> None:
+    return None
 
 
 @_fp8_operator.register_fake

@@ -12,6 +12,12 @@ from pipelines.fp8 import FORMAT, quantise_rows
 from pipelines.fused.norms import launch, reference_add, reference_norm, takes
 
 
+@torch.library.custom_op("reelwright::quantised", mutates_args=())
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [batch, tokens, channels] itself: by one kernel also in a graph, where nothing it came from fuses."""
+    return _quantised(x)
+
+
 @torch.library.custom_op("reelwright::fused_norm_fp8", mutates_args=())
 def norm_fp8(
     x: Tensor,
@@ -70,6 +76,11 @@ def add_norm_fp8_(
         return rows, scale
     hidden.copy_(reference_add(hidden, x, modulation, table, gate))
     return _quantised(reference_norm(hidden, weight, bias, modulation, table, shift, eps))
+
+
+@quantised.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _unset_rows(x)
 
 
 @norm_fp8.register_fake

@@ -1,7 +1,8 @@
-"""Norm, modulation and one product for q, k and v, a chunk of tokens after the other.
+"""Norm, modulation and the products for q, k and v, a chunk of tokens after the other.
 
 Knows: rows of hidden states and a linear layer's weights. Does not know: attention. The normed rows of a
-chunk are read from the cache that they were written to, and all of them never exist at once.
+chunk are read from the cache that they were written to, and all of them never exist at once. q lies apart
+from k and v, which are needed no longer once attention has run; what it gives may be where q was.
 """
 
 import torch
@@ -9,12 +10,12 @@ from torch import Tensor
 
 from pipelines.fused.norms import norm_now
 
-# Tiles of a GPU's products are at most 256 rows; so many of them leave no large remainder.
-CHUNK_TOKENS = 8192
+# A GPU's products are slower in smaller pieces (docs/notes.md), and larger ones need more room.
+CHUNK_TOKENS = 12288
 
 
-@torch.library.custom_op("reelwright::fused_norm_linear", mutates_args=())
-def norm_linear(
+@torch.library.custom_op("reelwright::fused_norm_qkv", mutates_args=())
+def norm_qkv(
     hidden: Tensor,
     modulation: Tensor,
     table: Tensor | None,
@@ -22,24 +23,37 @@ def norm_linear(
     eps: float,
     weight: Tensor,
     bias: Tensor,
-) -> Tensor:
-    """Hidden states [batch, tokens, channels], weight [out, channels] -> [batch, tokens, out].
+) -> tuple[Tensor, Tensor]:
+    """Hidden states [batch, tokens, channels], weight [3 * channels, channels] of q, k and v.
 
-    The rest as ``norms.norm``.
+    Returns q [batch, tokens, channels], and k beside v [batch, tokens, 2 * channels]. The rest as
+    ``norms.norm``.
     """
-    batch, tokens, _ = hidden.shape
-    out = hidden.new_empty(batch, tokens, weight.shape[0])
+    batch, tokens, channels = hidden.shape
+    parts = channels, weight.shape[0] - channels
+    products = [
+        (out, each.t(), offset)
+        for out, each, offset in zip(
+            (hidden.new_empty(batch, tokens, size) for size in parts),
+            weight.split(parts),
+            bias.split(parts),
+            strict=True,
+        )
+    ]
     for entry in range(batch):
         for start in range(0, tokens, CHUNK_TOKENS):
-            part = (slice(entry, entry + 1), slice(start, min(start + CHUNK_TOKENS, tokens)))
-            each = modulation[part] if modulation.shape[1] > 1 else modulation[part[:1]]
-            normed = norm_now(hidden[part], None, None, each, table, shift, eps)
-            torch.addmm(bias, normed[0], weight.t(), out=out[entry, part[1]])
+            chunk = slice(start, min(start + CHUNK_TOKENS, tokens))
+            here = (slice(entry, entry + 1), chunk)
+            each = modulation[here] if modulation.shape[1] > 1 else modulation[here[:1]]
+            normed = norm_now(hidden[here], None, None, each, table, shift, eps)
+            for out, columns, offset in products:
+                torch.addmm(offset, normed[0], columns, out=out[entry, chunk])
             del normed  # before the next one is made
-    return out
+    (q, _, _), (kv, _, _) = products
+    return q, kv
 
 
-@norm_linear.register_fake
+@norm_qkv.register_fake
 def _(
     hidden: Tensor,
     modulation: Tensor,
@@ -48,5 +62,6 @@ def _(
     eps: float,
     weight: Tensor,
     bias: Tensor,
-) -> Tensor:
-    return hidden.new_empty(hidden.shape[0], hidden.shape[1], weight.shape[0])
+) -> tuple[Tensor, Tensor]:
+    batch, tokens, channels = hidden.shape
+    return hidden.new_empty(hidden.shape), hidden.new_empty(batch, tokens, weight.shape[0] - channels)

@@ -22,12 +22,12 @@ from diffusers.models.transformers.transformer_wan import (
 )
 from torch import Tensor, nn
 
-from pipelines.feed_forward import OneFp8Operator
+from pipelines.feed_forward import OneFp8Operator, OneOperator
 from pipelines.fp8 import Fp8Linear
-from pipelines.fused.fp8_norms import add_norm_fp8, add_norm_fp8_, norm_fp8
+from pipelines.fused.fp8_norms import add_norm_fp8, add_norm_fp8_, norm_fp8, quantised
 from pipelines.fused.norms import add_, add_norm, add_norm_, norm, reference_add
-from pipelines.fused.projection import norm_linear
-from pipelines.fused.rotary import norm_rotate_, norm_rotate_joined_, rms_norm_
+from pipelines.fused.projection import norm_qkv
+from pipelines.fused.rotary import norm_rotate_, norm_rotate_apart_, norm_rotate_joined_, rms_norm_
 from pipelines.joined_attention import has_hooks
 
 # Rows of a block's modulation; the scale of a norm is the row after its shift.
@@ -40,6 +40,14 @@ class Modulation(NamedTuple):
 
     values: Tensor
     table: Tensor | None
+
+
+class Modulated(NamedTuple):
+    """How hidden states are normed before self-attention, and whether it is to need little memory."""
+
+    modulation: Modulation
+    eps: float
+    is_lean: bool
 
 
 def fuse_blocks(transformer: nn.Module) -> int:
@@ -84,7 +92,9 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
     ) -> Tensor:
         """As of Diffusers' block. What comes in is not written to: caches keep it."""
         modulation = _modulation(temb, self.scale_shift_table)
-        attended = self.attn1(hidden_states, None, None, rotary_emb, modulated=(modulation, self.norm1.eps))
+        is_lean = getattr(self.ffn, "chunks", 1) > 1
+        modulated = Modulated(modulation, self.norm1.eps, is_lean)
+        attended = self.attn1(hidden_states, None, None, rotary_emb, modulated=modulated)
         hidden, normed, scale = self._add_norm2(hidden_states, attended, modulation)
         del hidden_states, attended
         if scale is None:
@@ -102,7 +112,11 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
             return hidden
         normed = add_norm_(hidden, attended, None, None, *modulation, -1, FEED_FORWARD_SHIFT, self.norm3.eps)
         del attended
-        add_(hidden, self.ffn(normed), *modulation, FEED_FORWARD_GATE)
+        if type(self.ffn) is OneOperator and not has_hooks(self.ffn):
+            fed = self.ffn.forward_over(normed)
+        else:
+            fed = self.ffn(normed)
+        add_(hidden, fed, *modulation, FEED_FORWARD_GATE)
         return hidden
 
     def _add_norm2(
@@ -114,8 +128,8 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
             return summed, summed, None
         given = hidden, x, self.norm2.weight, self.norm2.bias, *modulation, GATE, -1, self.norm2.eps
         if self.attn2.takes_rows():
-            quantised: tuple[Tensor, Tensor, Tensor] = add_norm_fp8(*given)
-            return quantised
+            three: tuple[Tensor, Tensor, Tensor] = add_norm_fp8(*given)
+            return three
         return *add_norm(*given), None
 
 
@@ -130,15 +144,15 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         rotary_emb: tuple[Tensor, Tensor] | None = None,
-        modulated: tuple[Modulation, float] | None = None,
+        modulated: Modulated | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """As of Diffusers' layer; hidden states are first normed with this modulation and eps, if given."""
+        """As of Diffusers' layer; hidden states are first normed and modulated, if that is given."""
         is_self = encoder_hidden_states is None
         unusual = attention_mask is not None or kwargs or is_self != (rotary_emb is not None)
         if unusual or type(self.processor) is not WanAttnProcessor:
             if modulated is not None:
-                hidden_states = _normed(hidden_states, *modulated)
+                hidden_states = _normed(hidden_states, modulated)
             out: Tensor = super().forward(
                 hidden_states, encoder_hidden_states, attention_mask, rotary_emb, **kwargs
             )
@@ -159,41 +173,47 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
         return self._project(self._attend_text(self.to_q.multiply_rows(rows, scale), text))
 
     def _project(self, attended: Tensor) -> Tensor:
-        projected: Tensor = self.to_out[1](self.to_out[0](attended))
-        return projected
+        layer: Any = self.to_out[0]
+        if _takes_rows(layer):
+            projected: Tensor = layer.multiply_rows(*quantised(attended))
+        else:
+            projected = layer(attended)
+        return self.to_out[1](projected)  # type: ignore[no-any-return]
 
-    def _attend_self(self, hidden: Tensor, rotary: Any, modulated: Any) -> Tensor:
-        weights = self.norm_q.weight, self.norm_k.weight
-        if self.fused_projections:
+    def _attend_self(self, hidden: Tensor, rotary: Any, modulated: Modulated | None) -> Tensor:
+        rest = self.norm_q.weight, self.norm_k.weight, *rotary, self.heads, self.norm_q.eps
+        if not self.fused_projections:
+            q, k, v = self._separate(hidden, modulated)
+            norm_rotate_(q, k, *rest)
+        elif modulated is not None and modulated.is_lean and _is_plain(self.to_qkv, hidden.dtype):
+            (modulation, eps, _), layer = modulated, self.to_qkv
+            q, kv = norm_qkv(hidden, *modulation, SHIFT, eps, layer.weight, layer.bias)
+            norm_rotate_apart_(q, kv, *rest)
+            k, v = kv.chunk(2, dim=-1)
+            del kv
+        else:
             qkv = self._joined(hidden, modulated)
-            norm_rotate_joined_(qkv, *weights, *rotary, self.heads, self.norm_q.eps)
+            norm_rotate_joined_(qkv, *rest)
             q, k, v = qkv.chunk(3, dim=-1)
             del qkv
-        else:
-            q, k, v = self._separate(hidden, modulated)
-            norm_rotate_(q, k, *weights, *rotary, self.heads, self.norm_q.eps)
-        return self._dispatch(q, k, v, self.processor._parallel_config)
+            return self._dispatch(q, k, v, self.processor._parallel_config)
+        # q lies apart, so that the result may take its place.
+        return self._dispatch(q, k, v, self.processor._parallel_config, overwrites_query=True)
 
-    def _joined(self, hidden: Tensor, modulated: Any) -> Tensor:
+    def _joined(self, hidden: Tensor, modulated: Modulated | None) -> Tensor:
         """q, k and v [batch, tokens, 3 * channels]."""
         layer: Any = self.to_qkv
         if modulated is not None and _takes_rows(layer):
-            rows, scale = _normed_fp8(hidden, *modulated)
-            return layer.multiply_rows(rows, scale)  # type: ignore[no-any-return]
-        if modulated is None or not _is_plain(layer, hidden.dtype):
-            qkv: Tensor = layer(hidden if modulated is None else _normed(hidden, *modulated))
-        else:
-            modulation, eps = modulated
-            qkv = norm_linear(hidden, *modulation, SHIFT, eps, layer.weight, layer.bias)
-        return qkv
+            return layer.multiply_rows(*_normed_fp8(hidden, modulated))  # type: ignore[no-any-return]
+        return layer(hidden if modulated is None else _normed(hidden, modulated))  # type: ignore[no-any-return]
 
-    def _separate(self, hidden: Tensor, modulated: Any) -> list[Tensor]:
+    def _separate(self, hidden: Tensor, modulated: Modulated | None) -> list[Tensor]:
         """q, k and v, each [batch, tokens, channels]."""
         layers = self.to_q, self.to_k, self.to_v
         if modulated is not None and all(map(_takes_rows, layers)):
-            rows, scale = _normed_fp8(hidden, *modulated)
+            rows, scale = _normed_fp8(hidden, modulated)
             return [layer.multiply_rows(rows, scale) for layer in layers]
-        normed = hidden if modulated is None else _normed(hidden, *modulated)
+        normed = hidden if modulated is None else _normed(hidden, modulated)
         return [layer(normed) for layer in layers]
 
     def _attend_text(self, q: Tensor, text: Any) -> Tensor:
@@ -214,8 +234,10 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             attended = attended + self._dispatch(q, self.norm_added_k(k), v, None)
         return attended
 
-    def _dispatch(self, q: Tensor, k: Tensor, v: Tensor, parallel_config: Any) -> Tensor:
-        """[batch, tokens, channels] -> the same."""
+    def _dispatch(
+        self, q: Tensor, k: Tensor, v: Tensor, parallel_config: Any, *, overwrites_query: bool = False
+    ) -> Tensor:
+        """[batch, tokens, channels] -> the same; a backend that may overwrite q and can do so does."""
         q, k, v = (x.unflatten(2, (self.heads, -1)) for x in (q, k, v))
         out: Tensor = dispatch_attention_fn(
             q,
@@ -224,6 +246,7 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             attn_mask=None,
             dropout_p=0.0,
             is_causal=False,
+            attention_kwargs={"overwrites_query": overwrites_query},
             backend=self.processor._attention_backend,
             parallel_config=parallel_config,
         )
@@ -255,13 +278,13 @@ def _takes_rows(layer: Any) -> bool:
     return type(layer) is Fp8Linear and not has_hooks(layer)
 
 
-def _normed_fp8(hidden: Tensor, modulation: Modulation, eps: float) -> tuple[Tensor, Tensor]:
-    both: tuple[Tensor, Tensor] = norm_fp8(hidden, None, None, *modulation, SHIFT, eps)
+def _normed_fp8(hidden: Tensor, modulated: Modulated) -> tuple[Tensor, Tensor]:
+    both: tuple[Tensor, Tensor] = norm_fp8(hidden, None, None, *modulated.modulation, SHIFT, modulated.eps)
     return both
 
 
-def _normed(hidden: Tensor, modulation: Modulation, eps: float) -> Tensor:
-    out: Tensor = norm(hidden, None, None, *modulation, SHIFT, eps)
+def _normed(hidden: Tensor, modulated: Modulated) -> Tensor:
+    out: Tensor = norm(hidden, None, None, *modulated.modulation, SHIFT, modulated.eps)
     return out
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pipelines.fused import projection
 from pipelines.fused.norms import add_, add_norm, add_norm_, norm
-from pipelines.fused.projection import norm_linear
-from pipelines.fused.rotary import norm_rotate_, norm_rotate_joined_, rms_norm_
+from pipelines.fused.projection import norm_qkv
+from pipelines.fused.rotary import norm_rotate_, norm_rotate_apart_, norm_rotate_joined_, rms_norm_
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 EPS = 1e-6
@@ -39,7 +39,7 @@ def tables() -> tuple[Tensor, Tensor]:
 
 
 def linear() -> tuple[Tensor, Tensor]:
-    return noise(7, CHANNELS), noise(7)
+    return noise(3 * CHANNELS, CHANNELS), noise(3 * CHANNELS)
 
 
 # Of each an operator and what it is given; one with modulation of the clip, one of each token.
@@ -66,13 +66,17 @@ CALLS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]]]] = {
         norm_rotate_joined_,
         lambda: (noise(BATCH, TOKENS, 3 * CHANNELS), *weights(), *tables(), HEADS, EPS),
     ),
+    "norm_rotate_apart_": (
+        norm_rotate_apart_,
+        lambda: (hidden(), noise(BATCH, TOKENS, 2 * CHANNELS), *weights(), *tables(), HEADS, EPS),
+    ),
     "rms_norm_": (rms_norm_, lambda: (hidden(), weights()[0], EPS)),
-    "norm_linear": (
-        norm_linear,
+    "norm_qkv": (
+        norm_qkv,
         lambda: (hidden(), modulation(1), None, 0, EPS, *linear()),
     ),
-    "norm_linear, tokens": (
-        norm_linear,
+    "norm_qkv, tokens": (
+        norm_qkv,
         lambda: (hidden(), modulation(TOKENS), noise(1, 6, CHANNELS), 0, EPS, *linear()),
     ),
 }
@@ -107,8 +111,8 @@ def _tensors(*values: Any) -> list[Tensor]:
 
 
 def test_a_product_in_chunks_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("norm_linear", "norm_linear, tokens"):
-        whole = norm_linear(*given(name, "cpu"))
+    for name in ("norm_qkv", "norm_qkv, tokens"):
+        whole = norm_qkv(*given(name, "cpu"))
         monkeypatch.setattr(projection, "CHUNK_TOKENS", 2)
-        torch.testing.assert_close(norm_linear(*given(name, "cpu")), whole)
+        torch.testing.assert_close(norm_qkv(*given(name, "cpu")), whole)
         monkeypatch.undo()

@@ -264,9 +264,13 @@ def test_step_caches_take_fused_blocks(cache: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_feed_forward_in_slices() -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_feed_forward_in_slices(joined: bool) -> None:
+    """Then q lies apart from k and v too, and what self-attention gives lies where q was."""
     model = built(PLAIN).float()
     fused = copy.deepcopy(model)
+    if joined:
+        join_projections(fused)
     fuse_blocks(fused)
     with sliced_feed_forward([model, fused], 3):
         torch.testing.assert_close(one_pass(fused, PLAIN), one_pass(model, PLAIN), rtol=1e-5, atol=1e-5)
@@ -274,9 +278,9 @@ def test_feed_forward_in_slices() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted without a GPU only")
 @pytest.mark.parametrize("variant", WAN[:2], ids=lambda variant: variant.name)
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("joined", "chunks"), [(False, 1), (True, 1), (True, 2)])
 def test_blocks_by_interpreted_kernels(
-    variant: Variant, joined: bool, monkeypatch: pytest.MonkeyPatch
+    variant: Variant, joined: bool, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = built(variant).float()
     few: Grid = (1, 2, 3)
@@ -292,6 +296,8 @@ def test_blocks_by_interpreted_kernels(
 
     for module in (norms, rotary):
         monkeypatch.setattr(module, "kernels_take", take)
-    torch.testing.assert_close(one_pass(model, variant, few), expected, rtol=1e-5, atol=1e-5)
-    # Of each block four norms and residuals (a product's norm for each clip), and three norms of q and k.
-    assert len(taken) == len(model.blocks) * (7 + joined * (BATCH - 1))
+    with sliced_feed_forward([model], chunks):
+        torch.testing.assert_close(one_pass(model, variant, few), expected, rtol=1e-5, atol=1e-5)
+    # Of each block four norms and residuals, and three norms of q and k; products in pieces have a norm each.
+    pieces = BATCH if chunks > 1 else 1
+    assert len(taken) == len(model.blocks) * (6 + pieces)
