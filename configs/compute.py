@@ -1,4 +1,4 @@
-"""How a transformer is computed: what a server or a request may choose, and what really ran.
+"""How networks are computed: what a server or a request may choose, and what really ran.
 
 Knows: the names of the choices. Does not know: how any of them is done, or models.
 """
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 CompileMode = Literal["auto", "on", "off"]
 ModelPrecision = Literal["full", "fp8"]
 FusedMode = Literal["auto", "on", "off"]
+VaeDtype = Literal["auto", "float32", "float16", "bfloat16"]
 GuidanceBatching = Literal["auto", "on", "off"]
 GuidanceRan = Literal["none", "batched", "separate", "split"]
 StepCache = Literal["off", "first_block", "taylor_seer"]
@@ -21,10 +22,12 @@ class ComputeSettings(BaseModel):
     Attributes:
         compile: of the transformer's repeated blocks; ``auto`` compiles on a GPU, and runs eager, with a
             warning, where that fails. ``on`` fails instead.
-        fused: norms, residuals and rotary embedding of these blocks in kernels of our own; ``auto`` on a GPU
-            where the blocks are known. ``on`` fails where they are not; a CPU runs the same in PyTorch.
+        fused: norms, residuals and rotary embedding of these blocks, and norms and residuals of the VAE's
+            decoder, in kernels of our own; ``auto`` on a GPU where they are known. ``on`` fails where they
+            are not; a CPU runs the same in PyTorch.
         precision: of the linear layers in these blocks; ``full`` is the loaded number format.
         guidance_batching: both passes of classifier-free guidance as one batch; ``auto`` decides by length.
+        vae_dtype: number format of the VAE; ``auto`` is float32 on a GPU, elsewhere what ``dtype`` says.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +36,7 @@ class ComputeSettings(BaseModel):
     fused: FusedMode = "auto"
     precision: ModelPrecision = "full"
     guidance_batching: GuidanceBatching = "auto"
+    vae_dtype: VaeDtype = "auto"
 
 
 AUTO = ComputeSettings()

@@ -193,12 +193,16 @@ class MemoryReport(BaseModel):
 
 
 class DecodeReport(BaseModel):
-    """How the latents were decoded, and what had run out of memory before that."""
+    """How the latents were decoded, and what had run out of memory before that.
+
+    ``fused``: whether the decoder ran kernels of our own between convolutions, or on a CPU their like.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rung: DecodeRung
     failed: tuple[DecodeRung, ...] = ()
+    fused: bool = False
 
 
 class RunEnvironment(BaseModel):

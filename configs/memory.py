@@ -37,6 +37,8 @@ _FLOAT32_PER_TIMESTEP_CHANNEL = 28
 # the rest of it, and of each residual block.
 _DECODER_MAPS = 38.4
 _RESIDUAL_DECODER_MAPS = 69.6
+_FUSED_DECODER_MAPS = 24.2
+_FUSED_RESIDUAL_DECODER_MAPS = 37.5
 _MAPS_PER_BLOCK = 7.3
 # Clips in pixels that live at once when finished tiles are put together.
 _TILED_CLIPS = 4.7
@@ -95,6 +97,7 @@ class ModelMemory(BaseModel):
     decoder_blocks: int
     decoder_patch: int = 1
     decoder_is_residual: bool = False
+    decoder_is_fused: bool = False
     geometry: VideoGeometry
 
     @property
@@ -155,8 +158,7 @@ def text_bytes(memory: ModelMemory) -> int:
 def decode_bytes(memory: ModelMemory, clip: ClipShape, rung: DeviceRung) -> int:
     """Activations of the VAE's decoder. Whole pictures leave the device frame by frame, tiles as one clip."""
     side = TILE_SIDES.get(rung)
-    maps = _RESIDUAL_DECODER_MAPS if memory.decoder_is_residual else _DECODER_MAPS
-    maps += _MAPS_PER_BLOCK * memory.decoder_blocks
+    maps = _decoder_maps(memory) + _MAPS_PER_BLOCK * memory.decoder_blocks
     size = memory.vae_dtype_bytes
     pixels = clip.pixels if side is None else min(clip.pixels, side**2)
     decoder = pixels / memory.decoder_patch**2 * memory.decoder_channels * maps * size
@@ -164,6 +166,12 @@ def decode_bytes(memory: ModelMemory, clip: ClipShape, rung: DeviceRung) -> int:
         return ceil(decoder)
     frames = 3 * clip.num_frames * clip.pixels * size
     return ceil(max(decoder + 1.5 * frames, _TILED_CLIPS * frames))
+
+
+def _decoder_maps(memory: ModelMemory) -> float:
+    if memory.decoder_is_fused:
+        return _FUSED_RESIDUAL_DECODER_MAPS if memory.decoder_is_residual else _FUSED_DECODER_MAPS
+    return _RESIDUAL_DECODER_MAPS if memory.decoder_is_residual else _DECODER_MAPS
 
 
 def resident_bytes(memory: ModelMemory, level: OffloadLevel) -> dict[DeviceStage, int]:

@@ -25,7 +25,9 @@ class ModelFilesError(ValueError):
     """The files are not on this machine (yet), or cannot be read."""
 
 
-def memory_of_files(preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int) -> ModelMemory:
+def memory_of_files(
+    preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int, *, decoder_is_fused: bool = False
+) -> ModelMemory:
     """What the preset's model needs when it is loaded in number formats of so many bytes.
 
     Raises:
@@ -39,7 +41,15 @@ def memory_of_files(preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int)
         weights = {
             name: _weights(folder / name, vae_dtype_bytes if name == "vae" else dtype_bytes) for name in names
         }
-        return model_memory(preset, index, configs, weights, dtype_bytes, vae_dtype_bytes)
+        return model_memory(
+            preset,
+            index,
+            configs,
+            weights,
+            dtype_bytes,
+            vae_dtype_bytes,
+            decoder_is_fused=decoder_is_fused,
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -51,6 +61,8 @@ def model_memory(
     weights: Mapping[str, Mapping[str, int]],
     dtype_bytes: int,
     vae_dtype_bytes: int,
+    *,
+    decoder_is_fused: bool,
 ) -> ModelMemory:
     """From the configurations of the pipeline and its networks, and the bytes of each weight by its name."""
     text, transformer, vae = configs["text_encoder"], configs["transformer"], configs["vae"]
@@ -73,6 +85,7 @@ def model_memory(
         decoder_blocks=vae["num_res_blocks"],
         decoder_patch=vae.get("patch_size") or 1,
         decoder_is_residual=bool(vae.get("is_residual")),
+        decoder_is_fused=decoder_is_fused,
         geometry=preset.geometry,
     )
 

@@ -35,6 +35,7 @@ from configs.compute import (
     GuidanceBatching,
     ModelPrecision,
     StepCache,
+    VaeDtype,
 )
 from configs.memory import MemoryOptions, OffloadChoice
 from configs.model_preset import BUNDLED_MODEL
@@ -97,6 +98,11 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Number format of the transformer; auto suits the device."
     )
+    vae_dtype: VaeDtype = Field(
+        default="auto",
+        description="Number format of the VAE: auto (float32 on a GPU, else as dtype), float32, float16 or "
+        "bfloat16.",
+    )
     offload: OffloadChoice = Field(
         default="auto",
         description="Weights that leave a GPU while they are not used: none, encoder, model or group; "
@@ -114,8 +120,8 @@ class Settings(BaseSettings):
     )
     fused: FusedMode = Field(
         default="auto",
-        description="Norms, residuals and rotary embedding of the blocks in our own kernels: auto (on a GPU, "
-        "where the blocks are known), on (or fail) or off.",
+        description="Norms, residuals and rotary embedding of the blocks, and the VAE's norms, in our own "
+        "kernels: auto (on a GPU, where they are known), on (or fail) or off.",
     )
     precision: ModelPrecision = Field(
         default="full",
@@ -348,6 +354,7 @@ class Settings(BaseSettings):
             fused=self.fused,
             precision=self.precision,
             guidance_batching=self.guidance_batching,
+            vae_dtype=self.vae_dtype,
         )
 
     @property

@@ -21,6 +21,7 @@ from pipelines.tile import Tile
 # Pixels; a quarter of each side is blended with the neighbour. 256 is what Diffusers' video VAEs start with.
 TILE = Tile(side=256, stride=192)
 SMALL_TILE = Tile(side=128, stride=96)
+RANGE_HINT = "; float16 ends at 65504, vae_dtype=float32 has the range"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def decode(
     for rung in ladder[begin:]:
         frames = _try(loaded, params, latents, rung, check_cancel, failures)
         if frames is not None:
-            return frames, DecodeReport(rung=rung.name, failed=tuple(failures))
+            return frames, DecodeReport(rung=rung.name, failed=tuple(failures), fused=loaded.decodes_fused)
         _clean_up(loaded)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
     raise JobFailedError(
@@ -101,5 +102,6 @@ def _clean_up(loaded: LoadedPipeline) -> None:
 
 def _checked(pictures: torch.Tensor, check_cancel: Callable[[], None]) -> Frames:
     """Rounded on the device, so that a quarter of the bytes leave it."""
-    require_finite(pictures, "decoded pictures")
+    hint = RANGE_HINT if pictures.dtype == torch.float16 else ""
+    require_finite(pictures, "decoded pictures", hint)
     return to_frames(pictures, before_frame=check_cancel)

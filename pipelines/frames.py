@@ -15,12 +15,14 @@ from configs.job import JobFailedError
 Frames = NDArray[np.uint8]
 
 
-def require_finite(tensor: torch.Tensor, what: str) -> None:
-    """Raise JobFailedError("bad_output") if any value is NaN or infinite."""
+def require_finite(tensor: torch.Tensor, what: str, hint: str = "") -> None:
+    """Raise JobFailedError("bad_output") if any value is NaN or infinite; the hint ends its message."""
     finite = torch.isfinite(tensor)
     if not bool(finite.all()):
         bad = int(finite.numel() - finite.sum())
-        raise JobFailedError("bad_output", f"{what}: {bad} of {finite.numel()} values are NaN or infinite")
+        raise JobFailedError(
+            "bad_output", f"{what}: {bad} of {finite.numel()} values are NaN or infinite{hint}"
+        )
 
 
 def to_frames(pictures: torch.Tensor, *, before_frame: Callable[[], None] = lambda: None) -> Frames:

@@ -30,7 +30,8 @@ from pipelines.families import FAMILIES, Family, Network, Pipeline
 from pipelines.fitting import OffloadError, place_weights
 from pipelines.folder import FolderError, check_folder
 from pipelines.fp8 import Fp8Error, require_fp8, to_fp8
-from pipelines.fused.choice import FusedError, fuse
+from pipelines.fused.choice import FusedError, fuse, fuse_vae
+from pipelines.fused.wan_vae import runs_fused
 from pipelines.joined_attention import join_projections
 from pipelines.placement import Placement
 from pipelines.precision import Precision, PrecisionError, choose_precision
@@ -88,8 +89,19 @@ class LoadedPipeline:
         }
         configs = {name: _config(module) for name, module in self.networks.items()}
         return model_memory(
-            self.preset, self.pipe.config, configs, weights, self.dtype.itemsize, self.vae_dtype.itemsize
+            self.preset,
+            self.pipe.config,
+            configs,
+            weights,
+            self.dtype.itemsize,
+            self.vae_dtype.itemsize,
+            decoder_is_fused=self.decodes_fused,
         )
+
+    @property
+    def decodes_fused(self) -> bool:
+        """Whether the VAE's decoder is fused."""
+        return runs_fused(self.pipe.vae)
 
     @property
     def transformers(self) -> list[Any]:
@@ -114,7 +126,8 @@ def load_pipeline(
     """Load the preset's model, check it, and put on the device what fits there beside the work.
 
     ``device``: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:<index>``. ``dtype``: ``auto``
-    (bfloat16 on CUDA; on a CPU whatever a short measurement finds faster), ``float32`` or ``bfloat16``.
+    (bfloat16 on CUDA; on a CPU whatever a short measurement finds faster), ``float32`` or ``bfloat16``; the
+    VAE's is one of ``compute``.
     Blocks that are to be compiled are so in the first pass.
 
     Raises:
@@ -123,7 +136,7 @@ def load_pipeline(
     family = FAMILIES[preset.family]
     start = time.perf_counter()
     with _as_load_failure(preset), LOAD_LOCK, _no_progress_bars():
-        precision = choose_precision(device, dtype)
+        precision = choose_precision(device, dtype, compute.vae_dtype)
         folder = _folder(preset, family)
         pipe = _load(folder, family, precision)
         loaded = made_ready(pipe, preset, precision, memory, compute)
@@ -155,6 +168,7 @@ def made_ready(
         require_fp8(precision.device, precision.network)
         to_fp8(blocks)
     fuse(denoisers, precision.device, precision.network, compute.fused)
+    fuse_vae(pipe.vae, precision.device, compute.fused)
     loaded = LoadedPipeline(
         pipe=pipe,
         family=family,

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from configs.compute import VaeDtype
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+VAE_DTYPES = {**DTYPES, "float16": torch.float16}
 CLEARLY_FASTER = 1.3
 REPEATS = 5
 
@@ -30,11 +33,11 @@ class Precision:
     vae: torch.dtype
 
 
-def choose_precision(device: str, dtype: str) -> Precision:
+def choose_precision(device: str, dtype: str, vae_dtype: VaeDtype = "auto") -> Precision:
     """Turn ``auto`` into what suits this machine.
 
     ``device`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; ``dtype`` is ``auto``, ``float32`` or
-    ``bfloat16``. On CUDA the VAE runs in float32, as Wan's authors advise.
+    ``bfloat16``. On CUDA a VAE for which nothing is asked runs in float32, as Wan's authors advise.
 
     Raises:
         PrecisionError: unknown name, or a device that is not there.
@@ -43,10 +46,12 @@ def choose_precision(device: str, dtype: str) -> Precision:
         raise PrecisionError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     chosen = resolve_device(device)
     if chosen.type == "cuda":
-        return Precision(chosen, DTYPES.get(dtype, torch.bfloat16), torch.float32)
-    if dtype != "auto":
-        return Precision(chosen, DTYPES[dtype], DTYPES[dtype])
-    return Precision(chosen, faster_on_cpu(_matrix_product), faster_on_cpu(_convolution))
+        network = DTYPES.get(dtype, torch.bfloat16)
+        return Precision(chosen, network, VAE_DTYPES.get(vae_dtype, torch.float32))
+    network = faster_on_cpu(_matrix_product) if dtype == "auto" else DTYPES[dtype]
+    if vae_dtype != "auto":
+        return Precision(chosen, network, VAE_DTYPES[vae_dtype])
+    return Precision(chosen, network, faster_on_cpu(_convolution) if dtype == "auto" else network)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from configs.compute import ComputeSettings
 from configs.fit import Factors, Fit, Room, choose, least, predict, what_would_fit
 from configs.job import JobParameters, MemoryReport, Stage
 from configs.memory import DEVICE_STAGES, ClipShape, DeviceStage, MemoryOptions, ModelMemory, resident_bytes
@@ -20,7 +21,7 @@ from server.workers import Worker
 _GIB = 2**30
 # Resident memory of a worker on a CPU beside weights and a job: Python, torch, Diffusers, transformers.
 CPU_LIBRARIES_BYTES = 500 * 2**20
-_BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2}
+_BYTES_OF_DTYPE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Capacity:
 def capacity(
     preset: ModelPreset,
     options: MemoryOptions,
+    compute: ComputeSettings,
     worker: Worker | None,
     recent: Iterable[Job],
     parameters: JobParameters,
@@ -48,7 +50,7 @@ def capacity(
     """
     if worker is None or worker.memory_total_bytes is None or worker.device is None:
         return None
-    memory = _memory(preset, worker)
+    memory = _memory(preset, compute, worker)
     if memory is None:
         return None
     clip = ClipShape(parameters.width, parameters.height, parameters.num_frames)
@@ -81,22 +83,25 @@ def _described(clip: ClipShape) -> str:
     return f"{clip.num_frames} frames of {clip.width}x{clip.height}"
 
 
-def _memory(preset: ModelPreset, worker: Worker) -> ModelMemory | None:
+def _memory(preset: ModelPreset, compute: ComputeSettings, worker: Worker) -> ModelMemory | None:
     size = _BYTES_OF_DTYPE.get(worker.dtype or "")
     if size is None:
         return None
-    # On a GPU the VAE is in float32 whatever the transformer is in.
-    vae_size = 4 if _is_gpu(worker) else size
+    # On a GPU the VAE that nothing is said of is in float32 whatever the transformer is in.
+    vae_size = _BYTES_OF_DTYPE.get(compute.vae_dtype, 4 if _is_gpu(worker) else size)
+    is_fused = compute.fused == "on" or (compute.fused == "auto" and _is_gpu(worker))
     try:
-        return _memory_of_files(preset, size, vae_size)
+        return _memory_of_files(preset, size, vae_size, is_fused)
     except ModelFilesError:
         return None
 
 
 # A model's files do not change while it is served.
 @lru_cache(maxsize=4)
-def _memory_of_files(preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int) -> ModelMemory:
-    return memory_of_files(preset, dtype_bytes, vae_dtype_bytes)
+def _memory_of_files(
+    preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int, decoder_is_fused: bool
+) -> ModelMemory:
+    return memory_of_files(preset, dtype_bytes, vae_dtype_bytes, decoder_is_fused=decoder_is_fused)
 
 
 def _is_gpu(worker: Worker) -> bool:

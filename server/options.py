@@ -21,6 +21,7 @@ MODEL_FIELDS = (
     "model",
     "device",
     "dtype",
+    "vae_dtype",
     "compile",
     "fused",
     "precision",

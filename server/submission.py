@@ -87,7 +87,8 @@ def length_warnings(request: AnyRequest, parameters: JobParameters) -> list[str]
 def capacity_for(services: Services, parameters: JobParameters) -> Capacity | None:
     """What a clip needs of the worker's device; None while that is not known."""
     recent = services.jobs.recent_completed(parameters.model, RECENT_JOBS)
-    return capacity(services.preset, services.settings.memory, services.worker(), recent, parameters)
+    settings = services.settings
+    return capacity(services.preset, settings.memory, settings.compute, services.worker(), recent, parameters)
 
 
 def _refuse_without_room(services: Services, parameters: JobParameters) -> None:

@@ -124,6 +124,13 @@ def tiny_transformer(seed: int = 0) -> WanTransformer3DModel:
         return _transformer().eval()
 
 
+def tiny_vae(seed: int = 0) -> AutoencoderKLWan:
+    """Its VAE by itself, likewise."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _vae().eval()
+
+
 def _name_portable_tokenizer_class(model_index: Path) -> None:
     # transformers 5 writes a class name that transformers 4 does not know.
     content = json.loads(model_index.read_text(encoding="utf-8"))

@@ -31,7 +31,11 @@ LEAST_LEAK_BYTES = 16 * MIB  # less than the tensors of a job that fails
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
     """A server whose worker has made such a picture."""
     with FaultyServer(tmp_path_factory.mktemp("faults") / "data", env=GIVE_BACK) as running:
-        assert running.finish(running.start(**PICTURE))["decode"] == {"rung": "whole", "failed": []}
+        assert running.finish(running.start(**PICTURE))["decode"] == {
+            "rung": "whole",
+            "failed": [],
+            "fused": False,
+        }
         yield running
 
 
@@ -59,7 +63,7 @@ def recovering(server: FaultyServer) -> Iterator[None]:
     yield
     assert server.worker_pid == worker
     again = server.finish(server.start(**PICTURE))
-    assert again["decode"] == {"rung": "whole", "failed": []}
+    assert again["decode"] == {"rung": "whole", "failed": [], "fused": False}
     server.check_sound()
 
 
@@ -67,7 +71,7 @@ def test_decode_goes_on_with_tiles(server: FaultyServer) -> None:
     with recovering(server):
         job = run_short_of_memory(server, PICTURE, "vae_decode", TILES_FIT_BYTES)
         assert job["status"] == "completed"
-        assert job["decode"] == {"rung": "small_tiles", "failed": ["whole"]}
+        assert job["decode"] == {"rung": "small_tiles", "failed": ["whole"], "fused": False}
 
 
 @pytest.mark.parametrize(("stage", "fields"), [("denoise", MANY_TOKENS), ("vae_decode", PICTURE)])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from configs.compute import ComputeSettings, VaeDtype
 from configs.job import DecodeReport, DecodeRung, JobCancelledError, JobFailedError, JobParameters
 from configs.model_preset import BUNDLED_MODEL, find_model
 from pipelines import LoadedPipeline, load_pipeline
@@ -23,6 +24,8 @@ from tests.pipelines.jobs import bytes_of_tensors, finished
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 MEBIBYTE = 2**20
+FUSED = ComputeSettings(compile="off", fused="on")
+RUNGS: tuple[DecodeRung, ...] = ("whole", "small_tiles")
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
@@ -43,8 +46,10 @@ def _latents(params: JobParameters) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _decode(loaded: LoadedPipeline, params: JobParameters) -> tuple[Frames, DecodeReport]:
-    return decode(loaded, params, _latents(params), lambda: None)
+def _decode(
+    loaded: LoadedPipeline, params: JobParameters, first: DecodeRung = "whole"
+) -> tuple[Frames, DecodeReport]:
+    return decode(loaded, params, _latents(params), lambda: None, first)
 
 
 @contextmanager
@@ -202,6 +207,32 @@ def test_tiles_differ_from_the_whole_picture_less_than_the_vae_from_what_it_was_
     assert 0 < errors[0] < errors[1] < own_error
 
 
+def test_every_rung_decodes_fused(loaded: LoadedPipeline, params: JobParameters) -> None:
+    large = params.model_copy(update={"width": 160, "height": 144, "num_frames": 9})
+    fused = load_pipeline(loaded.preset, device="cpu", dtype="float32", compute=FUSED)
+    for rung in RUNGS:
+        expected, report = _decode(loaded, large, rung)
+        assert report == DecodeReport(rung=rung)
+        frames, report = _decode(fused, large, rung)
+        assert report == DecodeReport(rung=rung, fused=True)
+        assert np.abs(frames.astype(int) - expected).max() <= 1  # where it is rounded to the other side
+
+
+@pytest.mark.parametrize(("vae_dtype", "is_told"), [("float16", True), ("bfloat16", False)])
+def test_what_float16_cannot_hold_says_what_can(
+    loaded: LoadedPipeline, params: JobParameters, vae_dtype: VaeDtype, is_told: bool
+) -> None:
+    compute = ComputeSettings(vae_dtype=vae_dtype)
+    short = load_pipeline(loaded.preset, device="cpu", dtype="float32", compute=compute)
+    _decode(short, params)
+    convolution = short.pipe.vae.decoder.up_blocks[-1].resnets[-1].conv2
+    convolution.weight.data *= 1e6 if is_told else float("nan")
+    with pytest.raises(JobFailedError) as caught:
+        _decode(short, params)
+    assert caught.value.code == "bad_output"
+    assert ("float16 ends at 65504, vae_dtype=float32 has the range" in caught.value.message) == is_told
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_last_rung_is_the_cpu(loaded: LoadedPipeline, large: JobParameters) -> None:
@@ -216,11 +247,12 @@ def test_the_last_rung_is_the_cpu(loaded: LoadedPipeline, large: JobParameters) 
     held = torch.cuda.memory_allocated()
     frames, report = _decode(on_gpu, large)
     hook.remove()
-    assert report == DecodeReport(rung="cpu", failed=("whole", "tiled", "small_tiles"))
+    assert report == DecodeReport(rung="cpu", failed=("whole", "tiled", "small_tiles"), fused=True)
     assert torch.cuda.memory_allocated() == held
     assert {weight.device.type for weight in on_gpu.pipe.vae.parameters()} == {"cuda"}
-    with loaded.family.tiled(loaded.pipe, SMALL_TILE):
-        on_cpu = to_frames(loaded.family.decode_latents(loaded.pipe, _latents(large)))
+    fused = load_pipeline(loaded.preset, device="cpu", dtype="float32", compute=FUSED)
+    with fused.family.tiled(fused.pipe, SMALL_TILE):
+        on_cpu = to_frames(fused.family.decode_latents(fused.pipe, _latents(large)))
     assert np.array_equal(frames, on_cpu)
 
 
@@ -248,5 +280,5 @@ def test_a_gpu_with_little_memory_decodes_in_tiles(loaded: LoadedPipeline, param
         _, report = _decode(on_gpu, huge)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert report == DecodeReport(rung="tiled", failed=("whole",))
+    assert report == DecodeReport(rung="tiled", failed=("whole",), fused=True)
     assert torch.cuda.memory_allocated() == held

@@ -42,6 +42,8 @@ def test_one_value_that_is_not_finite_is_found(value: float) -> None:
         require_finite(tensor, "latents")
     assert caught.value.code == "bad_output"
     assert caught.value.message == "latents: 1 of 10 values are NaN or infinite"
+    with pytest.raises(JobFailedError, match="are NaN or infinite; see there"):
+        require_finite(tensor, "latents", "; see there")
 
 
 def test_a_clip_as_asked_passes() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from configs.compute import VaeDtype
 from pipelines.precision import Precision, PrecisionError, choose_precision, faster_on_cpu
 
 CPU = torch.device("cpu")
@@ -16,6 +17,17 @@ CPU = torch.device("cpu")
 )
 def test_named_dtype_is_kept_on_a_cpu(name: str, dtype: torch.dtype) -> None:
     assert choose_precision("cpu", name) == Precision(CPU, dtype, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "vae"),
+    [("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)],
+    ids=str,
+)
+def test_the_vae_may_have_a_format_of_its_own(dtype: str, name: VaeDtype, vae: torch.dtype) -> None:
+    assert choose_precision("cpu", dtype, name) == Precision(CPU, getattr(torch, dtype), vae)
+    assert choose_precision("auto", "auto", name).vae == vae
 
 
 def test_auto_names_a_device_and_dtypes_of_this_machine() -> None:
