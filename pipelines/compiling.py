@@ -106,7 +106,12 @@ def _limit_compilation() -> None:
 
 
 def _no_view(value: Any) -> Any:
-    """The same values; a view of another tensor, as the first block gets, would have a graph of its own."""
+    """The same values; a view of another tensor, as the first block gets, would have a graph of its own.
+
+    So would a tuple of views, as rotary tables are until a sparse pass puts them in order.
+    """
+    if type(value) is tuple:
+        return tuple(map(_no_view, value))
     return value.data if isinstance(value, torch.Tensor) else value
 
 

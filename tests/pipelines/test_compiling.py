@@ -17,6 +17,7 @@ from attention import swap
 from pipelines.compiling import MOST_GRAPHS, NOT_ON_A_CPU, CompileFailedError, RepeatedBlocks
 from pipelines.feed_forward import sliced_feed_forward
 from pipelines.fp8 import to_fp8
+from pipelines.fused.wan import fuse_blocks
 from pipelines.joined_attention import join_projections
 from pipelines.output_norm import sliced_output_norm
 from pipelines.step_cache import step_cached
@@ -71,6 +72,25 @@ def test_one_graph_serves_all_blocks_lengths_jobs_and_dense_steps() -> None:
         assert_close(ours, truth, rtol=1e-4, atol=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_first_pass_that_is_dense_has_no_graph_of_its_own(
+    fused: bool, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rotary tables are views, those of a sparse pass are not."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    transformer = tiny_transformer()
+    assert fuse_blocks(transformer) if fused else True
+    RepeatedBlocks(transformer.blocks, CPU, "on")
+    with anchor_local(transformer) as handle:
+        handle.set_dense("dense_steps")
+        one_pass(transformer, 3, 8, batch)
+        handle.set_dense(None)
+        one_pass(transformer, 3, 8, batch)
+        assert handle.report().sparse_calls == handle.report().dense_calls
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_slices_caches_and_later_jobs_add_one_graph_each_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
