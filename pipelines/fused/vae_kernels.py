@@ -1,4 +1,4 @@
-"""Triton kernels over pixels of a video decoder: norm with activation, and residual.
+"""Triton kernels over pixels of a video decoder: norm with activation, residual, upsampling.
 
 Knows: rows of channels side by side, a stride between batches. Does not know: layers, or when a kernel is the
 better way. A program holds ROWS whole rows, each in WIDTH columns, a power of two. Sums are float32.
@@ -66,6 +66,28 @@ def _add_kernel(
     tl.store(x, a.to(x.dtype.element_ty), mask=there)
 
 
+@triton.jit
+def _upsample_kernel(
+    out, x, rows, height, width,
+    FRAMES: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program (rows, frame): those COLUMNS of pixels' channels that are of the frame, each to its square."""
+    frame = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    there = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    values = tl.load(x + (row * FRAMES + frame)[:, None] * COLUMNS + column[None, :], mask=there)
+    line = row // width
+    place = row % width
+    line = (line // height * FRAMES + frame) * height + line % height
+    # The upper left one of four pixels.
+    pixel = line * 2 * (2 * width) + 2 * place
+    out += pixel[:, None] * COLUMNS + column[None, :]
+    for down in tl.static_range(2):
+        for right in tl.static_range(2):
+            tl.store(out + (down * 2 * width + right) * COLUMNS, values, mask=there)
+
+
 def norm_silu_triton(
     out: Tensor, x: Tensor, shift: Tensor | None, gamma: Tensor, bias: Tensor | None
 ) -> None:
@@ -103,6 +125,28 @@ def add_triton(x: Tensor, shift: Tensor | None, other: Tensor) -> None:
             other.stride(0),
             rows,
             COLUMNS=columns,
+            **sizes,
+            num_warps=_WARPS,
+        )
+
+
+def upsample_triton(out: Tensor, x: Tensor, frames: int) -> None:
+    """Fills ``out`` [batch * time * frames, channels, 2 height, 2 width], channels last, as ``upsample`` says.
+
+    Of x [batch, frames * channels, time, height, width], all its pixels side by side, channels last.
+    """
+    batch, columns, time, height, width = x.shape
+    if x.numel():
+        rows = batch * time * height * width
+        sizes = _sizes(columns // frames)
+        _upsample_kernel[(triton.cdiv(rows, sizes["ROWS"]), frames)](
+            out,
+            x,
+            rows,
+            height,
+            width,
+            FRAMES=frames,
+            COLUMNS=columns // frames,
             **sizes,
             num_warps=_WARPS,
         )

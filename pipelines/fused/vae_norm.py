@@ -6,7 +6,7 @@ Diffusers' ``WanRMS_norm``: float32 inside, rounded once. Does not know: layers,
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import interpolate, silu
 
 EPS = 1e-12  # of torch's ``normalize``
 _KERNELS_KNOW = (torch.bfloat16, torch.float16, torch.float32)
@@ -36,6 +36,31 @@ def add_(x: Tensor, shift: Tensor | None, other: Tensor) -> None:
     if shift is not None:
         x += _of_channels(shift, x)
     x += other
+
+
+@torch.library.custom_op("reelwright::vae_upsample", mutates_args=())
+def upsample(x: Tensor, frames: int) -> Tensor:
+    """[batch, frames * channels, time, height, width] -> [batch * time * frames, channels, both sides twice].
+
+    Of each place in time come ``frames`` frames, which lie in its channels; each value fills a square.
+    """
+    if _kernels_take(x) and x.is_contiguous(memory_format=torch.channels_last_3d):
+        from pipelines.fused.vae_kernels import upsample_triton
+
+        out = _empty_upsampled(x, frames)
+        upsample_triton(out, x, frames)
+        return out
+    apart = x.unflatten(1, (frames, -1)).permute(0, 3, 1, 2, 4, 5).flatten(0, 2)
+    apart = apart.contiguous(memory_format=torch.channels_last)
+    scaled: Tensor = interpolate(apart, scale_factor=(2.0, 2.0), mode="nearest-exact")
+    return scaled
+
+
+@upsample.register_fake
+def _empty_upsampled(x: Tensor, frames: int) -> Tensor:
+    batch, channels, time, height, width = x.shape
+    shape = batch * time * frames, channels // frames, 2 * height, 2 * width
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 @norm_silu_.register_fake

@@ -22,7 +22,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
 )
 from torch import Tensor, nn
 
-from pipelines.fused.vae_norm import add_, norm_silu_
+from pipelines.fused.vae_norm import add_, norm_silu_, upsample
 from pipelines.joined_attention import has_hooks
 
 PAST = 2  # frames before its own that a causal convolution sees
@@ -85,26 +85,21 @@ class FusedResample(WanResample):  # type: ignore[misc]
 
     def forward(self, x: Tensor, feat_cache: Any = None, feat_idx: Any = (0,)) -> Tensor:
         """As of Diffusers' module."""
+        batch, frames = x.shape[0], 1
         if self.mode == "upsample3d" and feat_cache is not None:
-            x = self._twice_the_frames(x, feat_cache, feat_idx)
-        pictures = x.transpose(1, 2).flatten(0, 1)
-        scaled = F.interpolate(pictures, scale_factor=(2.0, 2.0), mode="nearest-exact")
-        out: Tensor = self.resample[1](scaled).unflatten(0, (x.shape[0], -1)).transpose(1, 2)
+            if feat_cache[feat_idx[0]] is None:  # the clip's first frame stays one
+                feat_cache[feat_idx[0]] = FIRST_CHUNK
+                feat_idx[0] += 1
+            else:
+                x, frames = self._pairs_of_frames(x, feat_cache, feat_idx), 2
+        out: Tensor = self.resample[1](upsample(x, frames)).unflatten(0, (batch, -1)).transpose(1, 2)
         return out
 
-    def _twice_the_frames(self, x: Tensor, feat_cache: Any, feat_idx: Any) -> Tensor:
-        """[batch, channels, frames, height, width] -> twice as many frames; the clip's first stays one."""
-        if feat_cache[feat_idx[0]] is None:
-            feat_cache[feat_idx[0]] = FIRST_CHUNK
-            feat_idx[0] += 1
-            return x
+    def _pairs_of_frames(self, x: Tensor, feat_cache: Any, feat_idx: Any) -> Tensor:
+        """[batch, channels, time, height, width] -> the same with twice the channels, one frame's first."""
         buffer = _with_past(x, feat_cache, feat_idx)
         buffer[:, :, PAST:] = x
-        pairs = _convolved(self.time_conv, buffer, self.time_conv.bias, feat_cache, feat_idx)
-        # Both frames of a pair lie in its channels.
-        frames = pairs.unflatten(1, (2, -1)).permute(0, 3, 1, 4, 5, 2).flatten(1, 2)
-        out: Tensor = frames.permute(0, 4, 1, 2, 3)
-        return out
+        return _convolved(self.time_conv, buffer, self.time_conv.bias, feat_cache, feat_idx)
 
 
 class FusedDecoder(WanDecoder3d):  # type: ignore[misc]

@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "norm of a sum": (vae_kernels._norm_silu_kernel, {"bias": None}),
     "norm with bias": (vae_kernels._norm_silu_kernel, {}),
     "add": (vae_kernels._add_kernel, {}),
+    "upsample": (vae_kernels._upsample_kernel, {"FRAMES": 2}),
 }
 
 

@@ -73,7 +73,7 @@ def test_pictures_are_as_near_to_float64_as_diffusers(
     vae = vae.to(dtype)
     stock = decoded(vae, given)
     blocks = fuse_decoder(vae)
-    launched = {"norm_silu_triton": 0, "add_triton": 0}
+    launched = {"norm_silu_triton": 0, "add_triton": 0, "upsample_triton": 0}
 
     def count(name: str) -> None:
         launch = getattr(vae_kernels, name)
@@ -97,6 +97,7 @@ def test_pictures_are_as_near_to_float64_as_diffusers(
     assert launched == {
         "norm_silu_triton": len(chunks) * (2 * blocks + 1),
         "add_triton": len(chunks) * blocks,
+        "upsample_triton": len(chunks) * 3,
     }
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import interpolate, silu
 
-from pipelines.fused.vae_kernels import add_triton, norm_silu_triton
-from pipelines.fused.vae_norm import add_, norm_silu_
+from pipelines.fused.vae_kernels import add_triton, norm_silu_triton, upsample_triton
+from pipelines.fused.vae_norm import add_, norm_silu_, upsample
 from tests.attention.compiled import SHARED_BYTES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -119,10 +119,36 @@ def test_another_layout_is_no_other_result() -> None:
     assert torch.equal(x, expected)
 
 
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("is_kernel", [True, False], ids=["kernel", "operator"])
+def test_upsampling_moves_every_value(
+    channels: int, dtype: torch.dtype, frames: int, is_kernel: bool
+) -> None:
+    x = pictures(frames * channels, dtype)
+    batch, _, time, height, width = x.shape
+    if is_kernel:
+        found = torch.full((batch * time * frames, channels, 2 * height, 2 * width), float("nan")).to(x)
+        found = found.contiguous(memory_format=torch.channels_last)
+        upsample_triton(found, x, frames)
+    else:
+        found = upsample(x, frames)
+    # As Diffusers' WanResample does.
+    apart = x.reshape(batch, frames, channels, time, height, width)
+    pairs = torch.stack(apart.unbind(1), 3).reshape(batch, channels, time * frames, height, width)
+    expected = interpolate(
+        pairs.transpose(1, 2).flatten(0, 1).float(), scale_factor=(2.0, 2.0), mode="nearest-exact"
+    )
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, expected.to(dtype))
+
+
 def test_no_pictures() -> None:
     empty, gamma = pictures(12, torch.float32)[:, :, :0], values(12, torch.float32, 1)
     norm_silu_triton(empty, empty, None, gamma, None)
     add_triton(empty, None, empty)
+    upsample_triton(torch.empty(0, 12, 8, 10, device=DEVICE), empty, 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -131,6 +157,7 @@ def test_schema_and_fake_tell_the_truth(dtype: torch.dtype) -> None:
     checks = ("test_schema", "test_faketensor")
     x, gamma = pictures(12, dtype), values(12, dtype, 1)
     torch.library.opcheck(norm_silu_, (torch.empty_like(x), x, None, gamma, gamma), test_utils=checks)
+    torch.library.opcheck(upsample, (x, 2), test_utils=checks)
     torch.library.opcheck(add_, (x, gamma, pictures(12, dtype, seed=1)), test_utils=checks)
 
 
@@ -146,7 +173,7 @@ def test_kernels_compile_and_read_whole_vectors(capability: int, tmp_path: Path)
     )
     assert run.returncode == 0, run.stderr
     found = [case for line in run.stdout.splitlines() for case in json.loads(line)]
-    assert len(found) == len(targets) * 4
+    assert len(found) == len(targets) * 5
     for case in found:
         assert (case["ld_bits"], case["st_bits"]) == (128, 128), case
         assert case["shared_bytes"] < SHARED_BYTES[capability]

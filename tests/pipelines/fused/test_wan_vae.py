@@ -188,20 +188,20 @@ def test_no_layout_keeps_kernels_from_running(kind: str, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(nn.functional, name, kept)
     seen: list[bool] = []
-    for name in ("norm_silu_", "add_"):
+    for name in ("norm_silu_", "add_", "upsample"):
         operator = getattr(wan_vae, name)
 
-        def watched(*given: Any, operator: Any = operator) -> None:
+        def watched(*given: Any, operator: Any = operator) -> Any:
             pictures = (each for each in given if isinstance(each, Tensor) and each.ndim == 5)
             seen.extend(map(vae_norm._has_dense_rows, pictures))
-            operator(*given)
+            return operator(*given)
 
         monkeypatch.setattr(wan_vae, name, watched)
     vae = built(kind)
     blocks = fuse_decoder(vae)
     vae.decode(latents(3))
-    # In three chunks: of each block two norms and a residual, and the last norm.
-    assert seen == [True] * 2 * 3 * (3 * blocks + 1)
+    # In three chunks: of each block two norms and a residual, the last norm, and what is upsampled.
+    assert seen == [True] * 3 * (2 * (3 * blocks + 1) + 3)
 
 
 @pytest.mark.parametrize("kind", ["2.1", "2.2"])
