@@ -131,7 +131,7 @@ def add_triton(x: Tensor, shift: Tensor | None, other: Tensor) -> None:
 
 
 def upsample_triton(out: Tensor, x: Tensor, frames: int) -> None:
-    """Fills ``out`` [batch * time * frames, channels, 2 height, 2 width], channels last, as ``upsample`` says.
+    """Fills ``out`` [batch * time * frames, channels, 2 height, 2 width], channels last, as ``upsample``.
 
     Of x [batch, frames * channels, time, height, width], all its pixels side by side, channels last.
     """

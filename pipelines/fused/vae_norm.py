@@ -47,7 +47,7 @@ def upsample(x: Tensor, frames: int) -> Tensor:
     if _kernels_take(x) and x.is_contiguous(memory_format=torch.channels_last_3d):
         from pipelines.fused.vae_kernels import upsample_triton
 
-        out = _empty_upsampled(x, frames)
+        out: Tensor = _empty_upsampled(x, frames)
         upsample_triton(out, x, frames)
         return out
     apart = x.unflatten(1, (frames, -1)).permute(0, 3, 1, 2, 4, 5).flatten(0, 2)
