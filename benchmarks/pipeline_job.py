@@ -182,10 +182,12 @@ class OurJobBench(JobBench):
         super().__init__(request)
         self._preset = preset_of(request.architecture)
         switches = request.variant.switches
+        vae_dtype = torch.float16 if "vae16" in switches else torch.float32
+        self.pipe.vae.to(vae_dtype)
         self._loaded = made_ready(
             self.pipe,
             self._preset,
-            Precision(self.device, network_dtype(self.device), torch.float32),
+            Precision(self.device, network_dtype(self.device), vae_dtype),
             MemoryOptions(
                 offload=request.variant.offload,
                 feed_forward_chunks=request.chunks if "chunks" in switches else None,
@@ -247,7 +249,9 @@ def _what_ran(result: JobResult) -> str:
         said.append(f"{'compiled' if compute.compiled else 'eager'}, guidance {compute.guidance}")
         said.append(f"linear layers {compute.precision}, attention {report.precision or 'full'}")
     if decode is not None:
-        said.append(f"decode {decode.rung}")
+        said.append(f"decode {decode.rung}{', fused' if decode.fused else ''}")
+    if result.environment is not None:
+        said.append(f"VAE in {result.environment.vae_dtype}")
     return "; ".join(said)
 
 

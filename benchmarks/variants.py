@@ -10,6 +10,7 @@ attention dense) or ``sparse`` (ours, anchor_local); the others are switches:
     fp8attention  sparse only: sparse attention in 8 bits
     chunks    ours only: the feed-forward in ``--chunks`` slices of tokens, which needs less memory; jobs
               without it have as many slices as pay
+    vae16     jobs of ours only: the VAE in float16 (``vae_dtype``) instead of float32
     encoder, model, group   offload levels; for stock, model is Diffusers' model offload
 
 Knows: names and which go together. Does not know: torch.
@@ -20,7 +21,7 @@ from typing import Literal
 
 Offload = Literal["none", "encoder", "model", "group"]
 STOCK_SWITCHES = ("compile", "cudnn", "scores", "model")
-OUR_SWITCHES = ("compile", "fp8", "fp8attention", "chunks", "encoder", "model", "group")
+OUR_SWITCHES = ("compile", "fp8", "fp8attention", "chunks", "vae16", "encoder", "model", "group")
 LEVELS: tuple[Offload, ...] = ("encoder", "model", "group")
 
 
