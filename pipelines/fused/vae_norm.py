@@ -98,7 +98,11 @@ def _of_channels(values: Tensor, like: Tensor) -> Tensor:
 
 def _kernels_take(*pictures: Tensor) -> bool:
     """Whether these are a GPU's, each with all its pixels side by side, channels last, of a known dtype."""
-    return all(x.is_cuda and x.dtype in _KERNELS_KNOW and _has_dense_rows(x) for x in pictures)
+    return all(_is_of_gpu(x) and x.dtype in _KERNELS_KNOW and _has_dense_rows(x) for x in pictures)
+
+
+def _is_of_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _has_dense_rows(x: Tensor) -> bool:
