@@ -53,7 +53,9 @@ def voxels(output: Tensor, positions: Tensor, tokens: int) -> Tensor:
     Fewer tokens than the clip has are filled up with zeros, as VACE does with its control sequence.
     """
     rows = output.flatten(2)
-    rows = pad(rows, (0, tokens - rows.shape[2])).transpose(1, 2)
+    if rows.shape[2] < tokens:  # a pad by nothing is a copy
+        rows = pad(rows, (0, tokens - rows.shape[2]))
+    rows = rows.transpose(1, 2)
     # Laid out token by token, as the blocks want it.
     return rows.index_select(1, positions).transpose(1, 2)
 

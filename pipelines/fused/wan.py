@@ -63,6 +63,8 @@ def fuse_blocks(transformer: nn.Module) -> int:
         return 0
     # Caches look a block's class up.
     TransformerBlockRegistry.register(FusedBlock, replace(TransformerBlockRegistry.get(WanTransformerBlock)))
+    # Patches then come token by token, as the blocks, and what puts tokens in order, want them.
+    _lay_out_patches(transformer, torch.channels_last_3d)
     for block in blocks:
         block.__class__ = FusedBlock
         for layer in (block.attn1, block.attn2):
@@ -73,6 +75,8 @@ def fuse_blocks(transformer: nn.Module) -> int:
 
 def part_blocks(transformer: nn.Module) -> None:
     """Undo ``fuse_blocks``."""
+    if any(isinstance(module, FusedBlock) for module in transformer.modules()):
+        _lay_out_patches(transformer, torch.contiguous_format)
     for module in transformer.modules():
         if isinstance(module, FusedBlock | FusedAttention):
             module.__class__ = module.stock
@@ -286,6 +290,11 @@ def _normed_fp8(hidden: Tensor, modulated: Modulated) -> tuple[Tensor, Tensor]:
 def _normed(hidden: Tensor, modulated: Modulated) -> Tensor:
     out: Tensor = norm(hidden, None, None, *modulated.modulation, SHIFT, modulated.eps)
     return out
+
+
+def _lay_out_patches(transformer: nn.Module, layout: torch.memory_format) -> None:
+    patches: Any = transformer.patch_embedding
+    patches.weight.data = patches.weight.data.contiguous(memory_format=layout)
 
 
 def _may_fuse(block: Any) -> bool:

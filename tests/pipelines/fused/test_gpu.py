@@ -139,3 +139,14 @@ def test_fp8_is_as_near_to_float64_as_stock_in_fp8(
     assert launched == {"add_norm_triton": 4 * 4, "rms_norm_triton": 3 * 4}
     if compiled:
         assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_patches_come_token_by_token() -> None:
+    """What the blocks' kernels take; otherwise the first block would run without them."""
+    model = built(3).to("cuda", torch.bfloat16)
+    latents = torch.randn(1, model.config.in_channels, 3, 16, 24, device="cuda", dtype=torch.bfloat16)
+    expected = model.patch_embedding(latents)
+    fuse_blocks(model)
+    found = model.patch_embedding(latents)
+    torch.testing.assert_close(found, expected)
+    assert found.flatten(2).transpose(1, 2).is_contiguous()
