@@ -40,7 +40,8 @@ _RESIDUAL_DECODER_MAPS = 69.6
 _FUSED_DECODER_MAPS = 24.2
 _FUSED_RESIDUAL_DECODER_MAPS = 37.5
 _MAPS_PER_BLOCK = 7.3
-# Clips in pixels that live at once when finished tiles are put together.
+# Clips in pixels that live beside a tile, and at once when finished tiles are put together.
+_CLIPS_BESIDE_A_TILE = 1.7
 _TILED_CLIPS = 4.7
 
 
@@ -165,7 +166,7 @@ def decode_bytes(memory: ModelMemory, clip: ClipShape, rung: DeviceRung) -> int:
     if side is None:
         return ceil(decoder)
     frames = 3 * clip.num_frames * clip.pixels * size
-    return ceil(max(decoder + 1.5 * frames, _TILED_CLIPS * frames))
+    return ceil(max(decoder + _CLIPS_BESIDE_A_TILE * frames, _TILED_CLIPS * frames))
 
 
 def _decoder_maps(memory: ModelMemory) -> float:

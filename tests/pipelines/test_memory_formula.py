@@ -136,10 +136,13 @@ def test_a_whole_decode_needs_what_the_formula_says(
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["stock", "fused"])
-def test_a_tiled_decode_needs_what_the_formula_says(fused: bool) -> None:
-    model, clip = memory(fused=fused).model_copy(update={"decoder_channels": 4}), ClipShape(416, 256, 17)
+@pytest.mark.parametrize("channels", [4, 96], ids=["clips", "a tile"])
+def test_a_tiled_decode_needs_what_the_formula_says(channels: int, fused: bool) -> None:
+    """With few channels the most lives when tiles are put together, else while one is decoded."""
+    model = memory(fused=fused).model_copy(update={"decoder_channels": channels})
+    clip = ClipShape(416, 256, 17)
     with META:
-        vae = AutoencoderKLWan(base_dim=4).eval()
+        vae = AutoencoderKLWan(base_dim=channels).eval()
         if fused:
             fuse_decoder(vae)
         latents = torch.empty(1, 16, 5, 32, 52)
@@ -147,7 +150,8 @@ def test_a_tiled_decode_needs_what_the_formula_says(fused: bool) -> None:
     count = LiveBytes()
     with torch.no_grad(), count:
         vae.decode(latents, return_dict=False)
-    assert decode_bytes(model, clip, "tiled") == pytest.approx(count.peak, rel=TOLERANCE)
+    predicted = decode_bytes(model, clip, "tiled")
+    assert count.peak <= predicted <= (1 + TOLERANCE) * count.peak
 
 
 def _vae(wan22: bool, dtype: torch.dtype, blocks: int) -> AutoencoderKLWan:
