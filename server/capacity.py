@@ -89,9 +89,8 @@ def _memory(preset: ModelPreset, compute: ComputeSettings, worker: Worker) -> Mo
         return None
     # On a GPU the VAE that nothing is said of is in float32 whatever the transformer is in.
     vae_size = _BYTES_OF_DTYPE.get(compute.vae_dtype, 4 if _is_gpu(worker) else size)
-    is_fused = compute.fused == "on" or (compute.fused == "auto" and _is_gpu(worker))
     try:
-        return _memory_of_files(preset, size, vae_size, is_fused)
+        return _memory_of_files(preset, size, vae_size, compute.fused == "on")
     except ModelFilesError:
         return None
 

@@ -40,11 +40,10 @@ def decode_peak(worker: Worker, fused: FusedMode = "auto", vae_dtype: VaeDtype =
     return found.fit.peaks["vae_decode"]
 
 
-@pytest.mark.parametrize(("worker", "runs_fused"), [(GPU, True), (CPU, False)])
-def test_a_fused_decoder_needs_less(worker: Worker, runs_fused: bool) -> None:
+@pytest.mark.parametrize("worker", [GPU, CPU])
+def test_a_fused_decoder_needs_less(worker: Worker) -> None:
     auto, fused, stock = (decode_peak(worker, mode) for mode in ("auto", "on", "off"))
-    assert fused < stock
-    assert auto == (fused if runs_fused else stock)
+    assert fused < stock == auto
 
 
 @pytest.mark.parametrize("worker", [GPU, CPU])
