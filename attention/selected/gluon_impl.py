@@ -26,6 +26,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from attention.triton_tiles import bounded_sinks
+
 # Triton 3.9 and 3.6 name these two differently.
 _async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -518,7 +520,7 @@ def sparse_attn_gluon(
         q,
         kv,
         out,
-        sink.contiguous(),
+        bounded_sinks(sink),
         topk_idxs,
         scale * _LOG2_E.value,
         works,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attention.choice import is_data_center_gpu
 from attention.triton_dot import dot
+from attention.triton_tiles import bounded_sinks
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # Where a row's maximum starts if there is no sink: so far below every score that the weight of one which it
@@ -208,7 +209,7 @@ def sparse_attn_triton(
         q,
         kv,
         out,
-        sink.contiguous(),
+        bounded_sinks(sink),
         topk_idxs,
         scale * _LOG2_E.value,
         queries,

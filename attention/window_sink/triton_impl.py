@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attention.choice import is_data_center_gpu
 from attention.triton_dot import dot
+from attention.triton_tiles import bounded_sinks
 from attention.window_sink.sinks import Sinks
 from attention.window_sink.window import Bounds, Window
 
@@ -308,7 +309,7 @@ def window_sink_triton(
         v,
         out,
         cu_seqlens.contiguous(),
-        None if sinks is None else sinks.logits.contiguous(),
+        None if sinks is None else bounded_sinks(sinks.logits),
         scale * _LOG2_E.value,
         tokens,
         sequences,

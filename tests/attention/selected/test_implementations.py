@@ -96,7 +96,7 @@ def test_any_tiles_write_every_element(tiles: TileConfig) -> None:
     assert relative_error(out, truth) <= budget(x, truth)
 
 
-@pytest.mark.parametrize("sink", [float("-inf"), -80.0, 0.0, 1e4])
+@pytest.mark.parametrize("sink", [float("-inf"), -3e38, -80.0, 0.0, 1e4, 3e38])
 @pytest.mark.parametrize("impl", ["reference", *FAST])
 def test_a_query_that_lists_nothing_is_zero(impl: Impl, sink: float) -> None:
     x = inputs(CASES[1], torch.bfloat16, DEVICE)
