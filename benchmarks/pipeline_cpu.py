@@ -33,6 +33,7 @@ from configs.job import JobFinished, JobParameters, JobPaths
 from configs.model_preset import BUNDLED_MODEL, ModelPreset, find_model
 from configs.resolve import GenerationRequest, resolve
 from pipelines import load_pipeline, run_job
+from pipelines.precision import choose_precision
 
 PROMPT = "a red circle moving left quickly on a white background"
 SEED = 1
@@ -176,15 +177,23 @@ def all_variants(preset: ModelPreset, steps: int | None) -> tuple[list[Variant],
     """The rows of the table; the first is what all are compared with."""
     request = GenerationRequest(prompt=PROMPT, seed=SEED, num_inference_steps=steps)
     default = resolve(request, preset, preset.attention)
-    dense = request.model_copy(update={"attention": AttentionOverrides(backend="dense")})
-    params = resolve(dense, preset, preset.attention)
+    asked = {
+        "dense": request.model_copy(update={"attention": AttentionOverrides(backend="dense")}),
+        "cached": request.model_copy(update={"step_cache": "taylor_seer"}),
+    }
+    dense, cached = (resolve(each, preset, preset.attention) for each in asked.values())
+    variants = [Variant(STOCK, stock(preset, default, torch.float32))]
+    if choose_precision("cpu", "auto").network == torch.bfloat16:  # elsewhere it takes many times as long
+        variants += [
+            Variant("plain Diffusers, bfloat16", stock(preset, default, torch.bfloat16)),
+            Variant("ours, float32, dense", ours(preset, dense, "float32")),
+            Variant("ours, float32, the model's attention", ours(preset, default, "float32")),
+        ]
     return [
-        Variant(STOCK, stock(preset, default, torch.float32)),
-        Variant("plain Diffusers, bfloat16", stock(preset, default, torch.bfloat16)),
-        Variant("ours, float32, dense", ours(preset, params, "float32")),
-        Variant("ours, float32, the model's attention", ours(preset, default, "float32")),
-        Variant("ours, dtype auto, dense", ours(preset, params, "auto")),
+        *variants,
+        Variant("ours, dtype auto, dense", ours(preset, dense, "auto")),
         Variant("ours, as served (dtype auto, the model's attention)", ours(preset, default, "auto")),
+        Variant("ours, the same with step_cache=taylor_seer", ours(preset, cached, "auto")),
     ], default
 
 
