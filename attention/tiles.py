@@ -35,6 +35,7 @@ class TilePattern:
     anchor_offset: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tile_thw", tuple(self.tile_thw))  # a list, as JSON has it, has no hash
         if len(self.tile_thw) != 3 or min(self.tile_thw) < 1:
             raise ValueError(f"tile_thw must be three sides of at least 1 token, got {self.tile_thw}")
         if not 1 <= self.anchor_stride <= MAX_STRIDE:

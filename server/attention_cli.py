@@ -80,7 +80,8 @@ def show_command(
         seen = view(_rule(setting, sides), sides, looking)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise typer.BadParameter(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        place = "".join(f"{part}: " for part in first["loc"])
+        raise typer.BadParameter(place + first["msg"].removeprefix("Value error, ")) from error
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(_summary(setting, looking, seen))

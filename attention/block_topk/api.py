@@ -78,7 +78,7 @@ def block_topk_attention(
         return block_topk_reference(
             q, k, v, pattern, grid, top_k=top_k, pooled_rest=pooled_rest, text=text, scale=scale
         )
-    layout = box_layout(pattern, grid, q.device, text)
+    layout = box_layout(pattern, cast(Grid, tuple(grid)), q.device, text)
     q, k, v = (x.index_select(1, layout.order) for x in (q, k, v))
     out = _run(chosen, q, k, v, layout, top_k, pooled_rest, scale, None)
     return out.index_select(1, layout.inverse)

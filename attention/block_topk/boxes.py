@@ -43,6 +43,8 @@ class BoxPattern:
             raise ValueError(
                 f"boxes need tile_thw or block_size, one of them; got {self.tile_thw} and {self.block_size}"
             )
+        if self.tile_thw is not None:
+            object.__setattr__(self, "tile_thw", tuple(self.tile_thw))
         if self.anchor_stride is None and self.anchor_offset:
             raise ValueError(f"anchor_offset={self.anchor_offset} without an anchor_stride has no effect")
         self.pattern  # noqa: B018 - checks the values

@@ -131,5 +131,7 @@ def _check_values(sink: Tensor, topk_idxs: Tensor, rows: int) -> None:
         raise ValueError(
             f"topk_idxs must be -1 or a row 0 .. {rows - 1}, got {int(topk_idxs[tuple(where)])} at {where}"
         )
-    if bool((sink.isnan() | (sink == float("inf"))).any()):
-        raise ValueError(f"sink must be finite or -inf, got {sink.tolist()}")
+    wrong = sink.isnan() | (sink == float("inf"))
+    if wrong.any():
+        head = int(wrong.nonzero()[0])
+        raise ValueError(f"sink must be finite or -inf, got {float(sink[head])} at [{head}]")

@@ -11,6 +11,19 @@ from attention.selected.rotary import Rotary, Yarn
 
 _ROTARY = Rotary(64)
 _SELECTED_RATIO = 4  # in published models the windows of this ratio overlap and have an indexer
+# What is read of a published config: of every layer, of those that compress, and of those that select.
+_PUBLISHED = (
+    *("compress_ratios", "dim", "n_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank"),
+    *("window_size", "rope_head_dim", "rope_theta"),
+)
+_PUBLISHED_COMPRESSED = (
+    "original_seq_len",
+    "rope_factor",
+    "beta_fast",
+    "beta_slow",
+    "compress_rope_theta",
+)
+_PUBLISHED_INDEX = ("index_n_heads", "index_head_dim", "index_topk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +98,9 @@ class CompressedAttentionConfig:
         """Read a layer from the config.json of the published inference code.
 
         Raises:
-            KeyError: it lacks a name.
+            ValueError: it lacks a name, or the layer.
         """
+        _check_published(arguments, layer)
         ratio = arguments["compress_ratios"][layer]
         selects = ratio == _SELECTED_RATIO
         return cls(
@@ -103,6 +117,21 @@ class CompressedAttentionConfig:
             rotary=_published_rotary(arguments, compressed=ratio > 0),
             norm_eps=arguments.get("norm_eps", 1e-6),
             simulate_quantization=simulate_quantization,
+        )
+
+
+def _check_published(arguments: Mapping[str, Any], layer: int) -> None:
+    needed = [*_PUBLISHED]
+    ratios = arguments.get("compress_ratios")
+    if ratios is not None:
+        if not 0 <= layer < len(ratios):
+            raise ValueError(f"layer must be 0 .. {len(ratios) - 1}, got {layer}")
+        needed += _PUBLISHED_COMPRESSED if ratios[layer] > 0 else ()
+        needed += _PUBLISHED_INDEX if ratios[layer] == _SELECTED_RATIO else ()
+    if lacking := [name for name in needed if name not in arguments]:
+        raise ValueError(
+            f"the config lacks {', '.join(lacking)}: "
+            "it must be the config.json of the published inference code"
         )
 
 

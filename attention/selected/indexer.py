@@ -132,7 +132,7 @@ def index_scores(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
 
 
 def select(scores: Tensor, visible: Tensor, topk: int) -> Tensor:
-    """Numbers of the entries with the highest scores among the first ``visible`` ones.
+    """Numbers of the entries with the highest scores of the first ``visible`` ones; of equal ones the first.
 
     Args:
         scores: [batch, tokens, entries]; those of entries that are not visible may be anything.
@@ -143,5 +143,21 @@ def select(scores: Tensor, visible: Tensor, topk: int) -> Tensor:
     """
     entries = scores.shape[2]
     hidden = torch.arange(entries, device=scores.device) >= visible[:, :, None]
-    index = scores.masked_fill(hidden, float("-inf")).topk(min(topk, entries), dim=-1).indices
+    index = _highest(scores.masked_fill(hidden, float("-inf")), min(topk, entries))
     return index.where(index < visible[:, :, None], -1).int()
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """int64 [..., count]: places of the highest scores, highest first, of equal ones the first place first.
+
+    Which of them ``topk`` gives depends on how many others it sees: ReLU makes many scores exactly 0, and a
+    sequence has to select the same in one call as in many.
+    """
+    if scores.dtype != torch.float32:
+        return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    # Integers in the order of the floats, 0 and -0 alike; behind each, the lower the place the higher.
+    bits = (scores + 0.0).view(torch.int32).long()
+    ordered = bits.where(bits >= 0, bits ^ 0x7FFFFFFF)
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    highest = ((ordered << 32) | (0xFFFFFFFF - place)).topk(count, dim=-1).values
+    return 0xFFFFFFFF - (highest & 0xFFFFFFFF)

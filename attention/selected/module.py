@@ -46,8 +46,14 @@ class AttentionState:
     indexer: IndexerState | None
 
     def reset(self, sequences: Sequence[int] | None = None) -> None:
-        """Begin these sequences anew, by default all."""
+        """Begin these sequences anew, by default all.
+
+        Raises:
+            ValueError: there is no such sequence; nothing has changed then.
+        """
         chosen = list(range(len(self.lengths)) if sequences is None else sequences)
+        if wrong := [sequence for sequence in chosen if not 0 <= sequence < len(self.lengths)]:
+            raise ValueError(f"sequences must be 0 .. {len(self.lengths) - 1}, got {wrong}")
         for sequence in chosen:
             self.lengths[sequence] = 0
         if self.compressor is not None:

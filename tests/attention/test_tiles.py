@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention.anchor_local.api import anchor_local_ordered
+from attention.block_topk.boxes import BoxPattern
 from attention.layout import clip_layout, frames_layout, tile_anchors, tile_boxes
 from attention.pattern import AnchorLocalPattern
 from attention.tiles import Grid, TilePattern, lattice_steps, tile_density
@@ -146,3 +147,12 @@ def test_values_out_of_range_are_named(values: tuple[Grid, int, int], message: s
         TilePattern(*values)
     with pytest.raises(ValueError, match="grid must be three sides"):
         TilePattern((1, 1, 1), 2).allowed_pairs((1, 0, 1))
+
+
+def test_sides_may_be_a_list_as_in_json() -> None:
+    listed: Any = [5, 4, 4]
+    pattern = TilePattern((5, 4, 4), 16)
+    assert TilePattern(listed, 16) == pattern
+    assert hash(TilePattern(listed, 16)) == hash(pattern)
+    boxes = BoxPattern(listed)
+    assert hash(boxes) == hash(BoxPattern((5, 4, 4)))

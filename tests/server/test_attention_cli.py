@@ -100,6 +100,7 @@ def test_a_picture_shows_the_same(tmp_path: Path) -> None:
         (["--token", "21,0,0"], "token must lie in a clip of 21 x 30 x 52"),
         (["--anchor-stride", "0"], "anchor_stride"),
         (["--token-order", "tile", "--block-size", "5"], "no effect with token_order=tile"),
+        (["--attention-backend", "block_topk", "--top-k", "1.5"], "Invalid value: top_k=1.5"),
         (["--attention-backend", "dense"], "nothing to draw"),
     ],
 )

@@ -46,10 +46,16 @@ def test_layers_of_a_published_configuration() -> None:
     assert (selected.out_groups, selected.out_rank, selected.window) == (16, 1024, 128)
     unscaled = CompressedAttentionConfig.from_published(PUBLISHED | {"original_seq_len": 0}, 1)
     assert unscaled.rotary == Rotary(64, 160000.0)
-    with pytest.raises(KeyError, match="q_lora_rank"):
+    with pytest.raises(ValueError, match="the config lacks q_lora_rank: it must be"):
         CompressedAttentionConfig.from_published(
             {name: value for name, value in PUBLISHED.items() if name != "q_lora_rank"}, 0
         )
+    with pytest.raises(ValueError, match="the config lacks compress_ratios, dim, n_heads"):
+        CompressedAttentionConfig.from_published({"hidden_size": 4096}, 0)
+    layers = len(PUBLISHED["compress_ratios"])
+    for layer in (-1, layers):
+        with pytest.raises(ValueError, match=f"layer must be 0 .. {layers - 1}, got {layer}"):
+            CompressedAttentionConfig.from_published(PUBLISHED, layer)
 
 
 def test_the_published_shape_can_be_quantised() -> None:

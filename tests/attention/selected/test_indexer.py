@@ -1,4 +1,4 @@
-"""The indexer's scores by formula, its choice as a multiset of scores, and chunks of tokens."""
+"""The indexer's scores by formula, its choice, also among equal scores, and chunks of tokens."""
 
 import pytest
 import torch
@@ -27,10 +27,12 @@ def test_bfloat16_is_widened_first() -> None:
     torch.testing.assert_close(out, index_scores(*(x.float() for x in narrow)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("topk", [1, 3, 8, 20])
-def test_the_highest_of_the_visible(topk: int) -> None:
-    """Ties among them: the scores that are chosen are compared, not their places."""
-    scores = torch.randint(0, 4, (2, 9, 8)).double()
+def test_the_highest_of_the_visible(topk: int, dtype: torch.dtype) -> None:
+    """Of equal ones, -0 and 0 too, the first."""
+    scores = torch.randint(-2, 3, (2, 9, 8)).to(dtype) * -0.37
+    assert bool((scores.signbit() & (scores == 0)).any())
     visible = torch.arange(9).expand(2, 9).clone()
     visible[1, 3] = 0
     hidden = torch.arange(8) >= visible[:, :, None]
@@ -43,8 +45,8 @@ def test_the_highest_of_the_visible(topk: int) -> None:
             listed = chosen[b, t].tolist()
             assert listed[count:] == [-1] * (len(listed) - count)
             assert len(set(listed[:count])) == count
-            best = sorted(scores[b, t, : visible[b, t]].tolist(), reverse=True)[:count]
-            assert [float(scores[b, t, j]) for j in listed[:count]] == best
+            seen = scores[b, t, : visible[b, t]].tolist()
+            assert listed[:count] == sorted(range(len(seen)), key=lambda place: -seen[place])[:count]
 
 
 def test_chunks_of_tokens_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

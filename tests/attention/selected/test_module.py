@@ -18,7 +18,8 @@ from tests.attention.selected import formulas
 PLAIN = CompressedAttentionConfig(
     dim=12, heads=4, head_dim=10, q_rank=6, out_groups=2, out_rank=5, window=8, rotary=Rotary(4, 100.0)
 )
-INDEX = IndexConfig(heads=24, head_dim=6, topk=3)  # so many heads that no score is 0, which would tie
+INDEX = IndexConfig(heads=24, head_dim=6, topk=3)  # so many heads that no score is 0
+TIES = replace(INDEX, heads=1)  # of one head half of the scores are
 SMALL = {
     "window": PLAIN,
     "every 2nd": replace(PLAIN, ratio=2, overlap=True, index=INDEX),
@@ -27,6 +28,7 @@ SMALL = {
     "longer than the window": replace(PLAIN, ratio=11),
     "overlap, all seen": replace(PLAIN, ratio=3, overlap=True),
     "plain, selected": replace(PLAIN, ratio=2, index=replace(INDEX, topk=5)),
+    "equal scores": replace(PLAIN, ratio=2, overlap=True, index=TIES),
     "a window of one": replace(PLAIN, window=1, ratio=4, overlap=True, index=INDEX),
 }
 PUBLISHED = {ratio: replace(PLAIN, window=128, ratio=ratio) for ratio in (0, 128)} | {
@@ -152,6 +154,15 @@ def test_a_sequence_in_portions(config: CompressedAttentionConfig, portions: tup
     torch.testing.assert_close(out, whole(module, x))
 
 
+def test_portions_in_float32_select_the_same_among_equal_scores() -> None:
+    config = SMALL["equal scores"]
+    module = CompressedAttention(config, impl="torch")
+    x = torch.randn(1, 200, config.dim, generator=torch.Generator().manual_seed(0))
+    state = module.new_state(1, 200)
+    out = torch.cat([module(part, state) for part in x.split((1, 60, 3, 100, 36), dim=1)], dim=1)
+    torch.testing.assert_close(out, module(x, module.new_state(1, 200)), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
 def test_portions_of_a_batch_with_different_lengths(config: CompressedAttentionConfig) -> None:
     """Padding is NaN; sequences get nothing in some calls."""
@@ -194,6 +205,9 @@ def test_one_sequence_of_a_batch_begins_anew() -> None:
     x = tokens(config, 2, 30)
     expected, state = whole(module, x), module.new_state(2, 30)
     module(x[:, :11], state)
+    with pytest.raises(ValueError, match=r"sequences must be 0 .. 1, got \[2, -1\]"):
+        state.reset([1, 2, -1])
+    assert state.lengths == [11, 11]
     state.reset([1])
     assert state.lengths == [11, 0]
     out = module(torch.stack([x[0, 11:30], x[1, :19]]), state)
