@@ -15,13 +15,9 @@ from attention.choice import is_data_center_gpu
 from attention.triton_dot import dot
 
 LOG2_E = 1.4426950408889634
-# Kernels compute powers of two, of logits times LOG2_E, which has to stay finite.
-LARGEST_SINK = 2.0**127
-
-
-def bounded_sinks(logits: Tensor) -> Tensor:
-    """Dense logits of sinks that kernels can use; beside ones so large nothing else has any weight."""
-    return logits.clamp(-LARGEST_SINK, LARGEST_SINK).contiguous()
+# Of sinks: kernels compute powers of two, of logits times LOG2_E, which has to stay finite. Beside a larger
+# one nothing else has any weight, and one below the negative has none.
+LARGEST_SINK = tl.constexpr(2.0**127)
 
 
 @dataclass(frozen=True, slots=True)

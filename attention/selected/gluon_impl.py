@@ -26,7 +26,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-from attention.triton_tiles import bounded_sinks
+from attention.triton_tiles import LARGEST_SINK
 
 # Triton 3.9 and 3.6 name these two differently.
 _async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
@@ -293,7 +293,8 @@ def _consumer(
     for work in range(gl.program_id(0), works, gl.num_programs(0)):
         query = (work // tiles_h).to(gl.int64)
         head = (work % tiles_h) * _BLOCK_H + gl.arange(0, _BLOCK_H, layout=row_layout)
-        sink = gl.load(sink_source + head, mask=head < heads, other=0.0) * _LOG2_E
+        sink = gl.load(sink_source + head, mask=head < heads, other=0.0)
+        sink = gl.minimum(gl.maximum(sink, -LARGEST_SINK), LARGEST_SINK) * _LOG2_E
         row_max = gl.maximum(sink, _LOWEST)
         row_sum = gl.full([_BLOCK_H], 1.0 - OWN, gl.float32, row_layout)
         acc = gl.zeros([_BLOCK_H, _HALF], gl.float32, o_layout)
@@ -520,7 +521,7 @@ def sparse_attn_gluon(
         q,
         kv,
         out,
-        bounded_sinks(sink),
+        sink.contiguous(),
         topk_idxs,
         scale * _LOG2_E.value,
         works,

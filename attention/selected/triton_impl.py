@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attention.choice import is_data_center_gpu
 from attention.triton_dot import dot
-from attention.triton_tiles import bounded_sinks
+from attention.triton_tiles import LARGEST_SINK
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # Where a row's maximum starts if there is no sink: so far below every score that the weight of one which it
@@ -132,7 +132,8 @@ def _sparse_attn_kernel(
     if REST:
         q_rest = _load_rows(q_source, head, is_head, q_stride, MAIN, REST, WIDTH)
         acc_rest = tl.zeros([BLOCK_H, REST], dtype=tl.float32)
-    sink = tl.load(sink_source + head, mask=is_head, other=0.0) * _LOG2_E
+    sink = tl.load(sink_source + head, mask=is_head, other=0.0)
+    sink = tl.minimum(tl.maximum(sink, -LARGEST_SINK), LARGEST_SINK) * _LOG2_E
     row_max = tl.maximum(sink, _LOWEST)
     row_sum = tl.full([BLOCK_H], 1.0, dtype=tl.float32)
 
@@ -209,7 +210,7 @@ def sparse_attn_triton(
         q,
         kv,
         out,
-        bounded_sinks(sink),
+        sink.contiguous(),
         topk_idxs,
         scale * _LOG2_E.value,
         queries,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attention.choice import is_data_center_gpu
 from attention.triton_dot import dot
-from attention.triton_tiles import bounded_sinks
+from attention.triton_tiles import LARGEST_SINK
 from attention.window_sink.sinks import Sinks
 from attention.window_sink.window import Bounds, Window
 
@@ -170,6 +170,12 @@ _STRIDES = tuple(f"{tensor}_stride_{axis}" for tensor in ("q", "k", "v", "out") 
 _WINDOW = ("left", "right", "unit", "global_keys", "global_queries", "ahead")
 
 
+@triton.jit
+def _sink_of(sinks, head):
+    """A head's logit, of powers of two."""
+    return tl.minimum(tl.maximum(tl.load(sinks + head), -LARGEST_SINK), LARGEST_SINK) * _LOG2_E
+
+
 @triton.jit(do_not_specialize=["tokens", "sequences", *_WINDOW, "heads", "group", *_STRIDES])
 def _window_sink_kernel(
     q_source, k_source, v_source, out, cu_seqlens, sinks, scale_log2,
@@ -231,7 +237,7 @@ def _window_sink_kernel(
     row_max = tl.full([BLOCK_M], _LOWEST, dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     if SINK_MODE == "null_logit":
-        row_max = tl.zeros([BLOCK_M], dtype=tl.float32) + tl.load(sinks + head) * _LOG2_E
+        row_max = tl.zeros([BLOCK_M], dtype=tl.float32) + _sink_of(sinks, head)
         row_sum += 1.0
     first_key = 0
     if SINK_MODE == "key0_bias":
@@ -240,7 +246,7 @@ def _window_sink_kernel(
             columns = tl.arange(0, COLUMNS)
             key = tl.load(k_source + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
             value = tl.load(v_source + columns, mask=columns < HEAD_DIM, other=0.0).to(tl.float32)
-            score = tl.sum(q.to(tl.float32) * key[None, :], 1) * scale_log2 + tl.load(sinks + head) * _LOG2_E
+            score = tl.sum(q.to(tl.float32) * key[None, :], 1) * scale_log2 + _sink_of(sinks, head)
             seen = row_begin <= 0
             if not PLAIN:
                 seen = seen | (global_keys > 0)
@@ -309,7 +315,7 @@ def window_sink_triton(
         v,
         out,
         cu_seqlens.contiguous(),
-        None if sinks is None else bounded_sinks(sinks.logits),
+        None if sinks is None else sinks.logits.contiguous(),
         scale * _LOG2_E.value,
         tokens,
         sequences,

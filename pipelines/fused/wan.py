@@ -273,8 +273,7 @@ def _modulation(temb: Tensor, table: Tensor) -> Modulation:
 
 def _is_plain(layer: Any, dtype: torch.dtype) -> bool:
     """Whether a layer's weights may be used without calling it."""
-    watched = layer._forward_hooks or layer._forward_pre_hooks
-    return type(layer) is nn.Linear and layer.weight.dtype == dtype and not watched
+    return type(layer) is nn.Linear and layer.weight.dtype == dtype and not has_hooks(layer)
 
 
 def _takes_rows(layer: Any) -> bool:

@@ -90,10 +90,11 @@ def test_on_a_gpu_one_kernel_says_the_same(affine: bool) -> None:
     hidden = torch.randn(2, 4_097, 1536, device="cuda", dtype=torch.bfloat16)
     factor, shift = torch.randn(2, 2, 1, 1536, device="cuda", dtype=torch.bfloat16)
     expected = (norm.now(hidden.float()) * factor + shift).bfloat16()
-    before = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     found = (norm(hidden) * factor + shift).type_as(hidden)
-    assert torch.cuda.max_memory_allocated() <= before
+    # The result and a modulation; a float32 copy alone would be twice the result.
+    assert torch.cuda.max_memory_allocated() - before < 1.5 * found.numel() * found.element_size()
     # Sums differ in the last bits of float32, so that a result is rounded the other way here and there.
     assert (found == expected).float().mean() > 0.999
     torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-7)
