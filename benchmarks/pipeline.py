@@ -157,7 +157,7 @@ def variants_of(arguments: argparse.Namespace) -> list[Variant]:
     for variant in variants:
         if arguments.step_only and variant.offload != "none":
             raise ValueError(f"{variant}: a single step has no offload level; use --job")
-        if arguments.step_only and {"vae16", "fusedvae"} & variant.switches:
+        if arguments.step_only and "vae16" in variant.switches:
             raise ValueError(f"{variant}: a single step has no VAE; use --job")
         if arguments.device == "cpu" and {"cudnn", "scores"} & variant.switches:
             raise ValueError(f"{variant} needs a GPU")

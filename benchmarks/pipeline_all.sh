@@ -24,7 +24,7 @@ limited 120 step_14b wan2.1-t2v-14b --step-only --layers 8 --rounds 2 --repeats 
     sparse+compile+fp8+fp8attention+chunks
 # Weights of jobs that are offloaded are pinned on the host, 17 GiB for each such variant.
 limited 400 job_1.3b wan2.1-t2v-1.3b --job --steps 20 --dense-steps 0 --rounds 1 \
-    --variants stock sparse+compile+chunks+model sparse+compile+chunks+vae16+fusedvae+encoder
+    --variants stock sparse+compile+chunks+model sparse+compile+chunks+vae16+encoder
 limited 80 step_article article-7b --step-only --rounds 3 --repeats 3 \
     --variants stock dense+compile sparse+compile sparse+compile+chunks
 limited 60 scores_article article-7b --step-only --rounds 1 --repeats 2 --in-turn \

@@ -194,7 +194,6 @@ class OurJobBench(JobBench):
             ),
             ComputeSettings(
                 compile="on" if "compile" in switches else "off",
-                fused="on" if "fusedvae" in switches else "auto",
                 precision="fp8" if "fp8" in switches else "full",
             ),
         )

@@ -11,7 +11,6 @@ attention dense) or ``sparse`` (ours, anchor_local); the others are switches:
     chunks    ours only: the feed-forward in ``--chunks`` slices of tokens, which needs less memory; jobs
               without it have as many slices as pay
     vae16     jobs of ours only: the VAE in float16 (``vae_dtype``) instead of float32
-    fusedvae  jobs of ours only: the VAE's decoder fused (``fused=on``)
     encoder, model, group   offload levels; for stock, model is Diffusers' model offload
 
 Knows: names and which go together. Does not know: torch.
@@ -22,7 +21,7 @@ from typing import Literal
 
 Offload = Literal["none", "encoder", "model", "group"]
 STOCK_SWITCHES = ("compile", "cudnn", "scores", "model")
-OUR_SWITCHES = ("compile", "fp8", "fp8attention", "chunks", "vae16", "fusedvae", "encoder", "model", "group")
+OUR_SWITCHES = ("compile", "fp8", "fp8attention", "chunks", "vae16", "encoder", "model", "group")
 LEVELS: tuple[Offload, ...] = ("encoder", "model", "group")
 
 

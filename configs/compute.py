@@ -22,9 +22,9 @@ class ComputeSettings(BaseModel):
     Attributes:
         compile: of the transformer's repeated blocks; ``auto`` compiles on a GPU, and runs eager, with a
             warning, where that fails. ``on`` fails instead.
-        fused: norms, residuals and rotary embedding of these blocks in kernels of our own; ``auto`` on a GPU
-            where they are known. ``on`` takes norms and residuals of the VAE's decoder too, and fails where
-            either is not known; a CPU runs the same in PyTorch.
+        fused: norms, residuals and rotary embedding of these blocks, and norms and residuals of the VAE's
+            decoder, in kernels of our own; ``auto`` on a GPU where they are known. ``on`` fails where either
+            is not known; a CPU runs the same in PyTorch.
         precision: of the linear layers in these blocks; ``full`` is the loaded number format.
         guidance_batching: both passes of classifier-free guidance as one batch; ``auto`` decides by length.
         vae_dtype: number format of the VAE; ``auto`` is float32 on a GPU, elsewhere what ``dtype`` says.
@@ -37,6 +37,11 @@ class ComputeSettings(BaseModel):
     precision: ModelPrecision = "full"
     guidance_batching: GuidanceBatching = "auto"
     vae_dtype: VaeDtype = "auto"
+
+
+def fuses_decoder(mode: FusedMode, *, is_gpu: bool) -> bool:
+    """Whether a VAE's decoder is to run fused, if it is one that can."""
+    return mode == "on" or (mode == "auto" and is_gpu)
 
 
 AUTO = ComputeSettings()

@@ -19,6 +19,7 @@ BLOCKS = {"text_encoder": "encoder.block", "transformer": "blocks", "transformer
 _HEADER_LENGTH_BYTES = 8
 _LARGEST_HEADER_BYTES = 100 * 2**20  # the format's own limit
 _FLOATS = ("F", "BF")
+WAN_VAE = "AutoencoderKLWan"
 
 
 class ModelFilesError(ValueError):
@@ -26,9 +27,11 @@ class ModelFilesError(ValueError):
 
 
 def memory_of_files(
-    preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int, *, decoder_is_fused: bool = False
+    preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int, *, fuses_wan_vae: bool = False
 ) -> ModelMemory:
     """What the preset's model needs when it is loaded in number formats of so many bytes.
+
+    ``fuses_wan_vae``: the decoder runs fused if it is Wan's.
 
     Raises:
         ModelFilesError: its folder is not here, or something in it cannot be read.
@@ -48,7 +51,7 @@ def memory_of_files(
             weights,
             dtype_bytes,
             vae_dtype_bytes,
-            decoder_is_fused=decoder_is_fused,
+            decoder_is_fused=fuses_wan_vae and configs["vae"].get("_class_name") == WAN_VAE,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFilesError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error

@@ -120,8 +120,8 @@ class Settings(BaseSettings):
     )
     fused: FusedMode = Field(
         default="auto",
-        description="Norms, residuals and rotary embedding of the blocks in our own kernels: auto (on a GPU, "
-        "where they are known), on (the VAE's norms too, or fail) or off.",
+        description="Norms, residuals and rotary embedding of the blocks, and norms and residuals of the "
+        "VAE's decoder, in our own kernels: auto (on a GPU, where they are known), on (or fail) or off.",
     )
     precision: ModelPrecision = Field(
         default="full",

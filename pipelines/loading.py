@@ -168,7 +168,7 @@ def made_ready(
         require_fp8(precision.device, precision.network)
         to_fp8(blocks)
     fuse(denoisers, precision.device, precision.network, compute.fused)
-    fuse_vae(pipe.vae, compute.fused)
+    fuse_vae(pipe.vae, precision.device, compute.fused)
     loaded = LoadedPipeline(
         pipe=pipe,
         family=family,

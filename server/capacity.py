@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from configs.compute import ComputeSettings
+from configs.compute import ComputeSettings, fuses_decoder
 from configs.fit import Factors, Fit, Room, choose, least, predict, what_would_fit
 from configs.job import JobParameters, MemoryReport, Stage
 from configs.memory import DEVICE_STAGES, ClipShape, DeviceStage, MemoryOptions, ModelMemory, resident_bytes
@@ -89,8 +89,9 @@ def _memory(preset: ModelPreset, compute: ComputeSettings, worker: Worker) -> Mo
         return None
     # On a GPU the VAE that nothing is said of is in float32 whatever the transformer is in.
     vae_size = _BYTES_OF_DTYPE.get(compute.vae_dtype, 4 if _is_gpu(worker) else size)
+    fuses_wan_vae = fuses_decoder(compute.fused, is_gpu=_is_gpu(worker))
     try:
-        return _memory_of_files(preset, size, vae_size, compute.fused == "on")
+        return _memory_of_files(preset, size, vae_size, fuses_wan_vae)
     except ModelFilesError:
         return None
 
@@ -98,9 +99,9 @@ def _memory(preset: ModelPreset, compute: ComputeSettings, worker: Worker) -> Mo
 # A model's files do not change while it is served.
 @lru_cache(maxsize=4)
 def _memory_of_files(
-    preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int, decoder_is_fused: bool
+    preset: ModelPreset, dtype_bytes: int, vae_dtype_bytes: int, fuses_wan_vae: bool
 ) -> ModelMemory:
-    return memory_of_files(preset, dtype_bytes, vae_dtype_bytes, decoder_is_fused=decoder_is_fused)
+    return memory_of_files(preset, dtype_bytes, vae_dtype_bytes, fuses_wan_vae=fuses_wan_vae)
 
 
 def _is_gpu(worker: Worker) -> bool:

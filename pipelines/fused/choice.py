@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from configs.compute import FusedMode
+from configs.compute import FusedMode, fuses_decoder
 from pipelines.fused.wan import FusedBlock, fuse_blocks
 from pipelines.fused.wan_vae import fuse_decoder
 
@@ -35,18 +35,16 @@ def fuse(transformers: Sequence[nn.Module], device: torch.device, dtype: torch.d
     return sum(counts)
 
 
-def fuse_vae(vae: nn.Module, mode: FusedMode) -> int:
-    """Fuse the decoder of this VAE if the mode is ``on``; how many residual blocks it has.
-
-    ``auto`` does not: these kernels are yet to be seen right, and faster, on a GPU.
+def fuse_vae(vae: nn.Module, device: torch.device, mode: FusedMode) -> int:
+    """Fuse the decoder of this VAE, for this device, as the mode says; how many residual blocks it has.
 
     Raises:
         FusedError: ``on``, but the decoder cannot be.
     """
-    if mode != "on":
+    if not fuses_decoder(mode, is_gpu=device.type == "cuda"):
         return 0
     count = fuse_decoder(vae)
-    if not count:
+    if mode == "on" and not count:
         raise FusedError(f"fused=on, but the decoder of {type(vae).__name__} is none that can be fused")
     return count
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import (
+    WanAttentionBlock,
     WanCausalConv3d,
     WanDecoder3d,
     WanResample,
@@ -49,7 +50,7 @@ def fuse_decoder(vae: nn.Module) -> int:
 def part_decoder(vae: nn.Module) -> None:
     """Undo ``fuse_decoder``, but for the layout of weights."""
     for module in vae.modules():
-        if isinstance(module, FusedResidualBlock | FusedResample | FusedDecoder):
+        if isinstance(module, FUSED_MODULES):
             module.__class__ = module.stock
 
 
@@ -73,9 +74,20 @@ class FusedResidualBlock(WanResidualBlock):  # type: ignore[misc]  # Diffusers h
         del buffer
         # The shortcut comes last: until here it would only take room.
         shortcut = self.conv_shortcut
-        kept = x if isinstance(shortcut, nn.Identity) else F.conv3d(x, shortcut.weight, shortcut.bias)
-        add_(out, self.conv2.bias, kept)
+        if not isinstance(shortcut, nn.Identity):
+            x = _channels_last(F.conv3d(x, shortcut.weight, shortcut.bias))
+        add_(out, self.conv2.bias, x)
         return out
+
+
+class FusedMiddleAttention(WanAttentionBlock):  # type: ignore[misc]
+    """What attention between residual blocks is then: its result lies as they want it."""
+
+    stock = WanAttentionBlock
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As of Diffusers' module."""
+        return _channels_last(super().forward(x))
 
 
 class FusedResample(WanResample):  # type: ignore[misc]
@@ -130,7 +142,13 @@ class FusedDecoder(WanDecoder3d):  # type: ignore[misc]
         return _convolved(self.conv_out, buffer, self.conv_out.bias, *past)
 
 
-FUSED: dict[type, type] = {each.stock: each for each in (FusedResidualBlock, FusedResample, FusedDecoder)}
+FUSED_MODULES = (FusedResidualBlock, FusedMiddleAttention, FusedResample, FusedDecoder)
+FUSED: dict[type, type] = {each.stock: each for each in FUSED_MODULES}
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """The same values; of a single frame, cuDNN may give them another layout than was asked for."""
+    return x.contiguous(memory_format=torch.channels_last_3d)
 
 
 def _with_past(x: Tensor, feat_cache: Any, feat_idx: Any) -> Tensor:

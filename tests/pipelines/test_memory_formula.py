@@ -1,5 +1,7 @@
 """The formulas of configs/memory.py against a count of live tensors, at true shapes on the meta device."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
@@ -20,6 +22,7 @@ from pipelines import LoadedPipeline
 from pipelines.feed_forward import sliced_feed_forward
 from pipelines.fused.wan_vae import fuse_decoder
 from tests.pipelines.live_bytes import LiveBytes
+from tests.tiny_wan import tiny_preset, write_tiny_wan
 
 TOLERANCE = 0.12
 NO_WEIGHTS = NetworkBytes(total=0)
@@ -184,6 +187,16 @@ def test_files_say_what_the_loaded_pipeline_says(loaded: LoadedPipeline) -> None
     assert files.transformers[0].blocks == ours.transformers[0].blocks
     rotary_tables = 2 * 1024 * 32 * 4  # positions, head_dim, float32
     assert ours.weights_bytes - files.weights_bytes == rotary_tables
+
+
+def test_only_wans_decoder_is_taken_for_fused(tmp_path: Path) -> None:
+    preset = tiny_preset(write_tiny_wan(tmp_path))
+    assert memory_of_files(preset, 4, 4, fuses_wan_vae=True).decoder_is_fused
+    assert not memory_of_files(preset, 4, 4).decoder_is_fused
+    config = tmp_path / "vae" / "config.json"
+    assert '"AutoencoderKLWan"' in config.read_text()
+    config.write_text(config.read_text().replace("AutoencoderKLWan", "AutoencoderOfAnother"))
+    assert not memory_of_files(preset, 4, 4, fuses_wan_vae=True).decoder_is_fused
 
 
 def test_the_bundled_models_files_are_read() -> None:

@@ -43,15 +43,26 @@ def test_on_fails_where_auto_lets_be() -> None:
         fuse([tiny_transformer(), other], GPU, torch.bfloat16, "on")
 
 
-@pytest.mark.parametrize(("mode", "is_fused"), [("auto", False), ("on", True), ("off", False)])
-def test_the_mode_decides_for_a_vae(mode: FusedMode, is_fused: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "mode", "is_fused"),
+    [
+        (GPU, "auto", True),
+        (GPU, "off", False),
+        (CPU, "auto", False),
+        (CPU, "on", True),
+    ],
+)
+def test_the_mode_and_the_device_decide_for_a_vae(
+    device: torch.device, mode: FusedMode, is_fused: bool
+) -> None:
     vae = tiny_vae()
-    assert (fuse_vae(vae, mode) > 0) == is_fused == decoder_runs_fused(vae)
+    assert (fuse_vae(vae, device, mode) > 0) == is_fused == decoder_runs_fused(vae)
 
 
 def test_on_fails_for_another_vae() -> None:
+    assert fuse_vae(nn.Linear(2, 2), GPU, "auto") == 0
     with pytest.raises(FusedError, match="fused=on, but the decoder of Linear is none that can be fused"):
-        fuse_vae(nn.Linear(2, 2), "on")
+        fuse_vae(nn.Linear(2, 2), GPU, "on")
 
 
 def test_a_model_loads_fused_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The fused video decoder on a GPU: at the widths of real models, against Diffusers' own."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -43,10 +44,14 @@ def _exact_and_without_gradients() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def built(kind: str) -> Any:
-    with torch.random.fork_rng(devices=[]):
+def built(kind: str, *, tiled: bool = False) -> Any:
+    with torch.random.fork_rng(), torch.device("cuda"):
         torch.manual_seed(0)
-        return AutoencoderKLWan(**KINDS[kind]).eval()
+        vae = AutoencoderKLWan(**KINDS[kind]).eval()
+    if tiled:
+        side = 6 * vae.spatial_compression_ratio
+        vae.enable_tiling(side, side, side * 2 // 3, side * 2 // 3)
+    return vae
 
 
 def latents(kind: str) -> Tensor:
@@ -59,18 +64,18 @@ def decoded(vae: Any, given: Tensor) -> Tensor:
     return pictures
 
 
+@lru_cache
+def truth_of(kind: str, tiled: bool) -> Tensor:
+    return decoded(built(kind, tiled=tiled).double(), latents(kind))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tiled", [False, True])
 def test_pictures_are_as_near_to_float64_as_diffusers(
     kind: str, dtype: torch.dtype, tiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vae, given = built(kind), latents(kind)
-    if tiled:
-        side = 6 * vae.spatial_compression_ratio
-        vae.enable_tiling(side, side, side * 2 // 3, side * 2 // 3)
-    truth = decoded(vae.to("cuda", torch.float64), given)
-    vae = vae.to(dtype)
+    vae, given, truth = built(kind, tiled=tiled).to(dtype), latents(kind), truth_of(kind, tiled)
     stock = decoded(vae, given)
     blocks = fuse_decoder(vae)
     launched = {"norm_silu_triton": 0, "add_triton": 0, "upsample_triton": 0}
@@ -103,7 +108,7 @@ def test_pictures_are_as_near_to_float64_as_diffusers(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_peak_is_lower(kind: str) -> None:
-    vae, given = built(kind).cuda(), latents(kind)
+    vae, given = built(kind), latents(kind)
     peaks = []
     for fused in (False, True):
         if fused:
