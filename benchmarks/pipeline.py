@@ -19,6 +19,8 @@ import argparse
 import dataclasses
 import importlib.util
 import signal
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -39,11 +41,13 @@ def run(requests: Sequence[Request], report: Report, rounds: int, json_path: Pat
         pairs = list(zip(report.rows, processes, strict=True))
         for row, process in pairs:
             row.take(process.facts())
+            _tell(row, "built")
         _warm_up(pairs, together=not report.whole_job)
         _keep(report, json_path)
         for _ in range(rounds):
             for row, process in pairs:
                 row.take(process.measure())
+                _tell(row, "measured")
                 _keep(report, json_path)
 
 
@@ -54,6 +58,7 @@ def _warm_up(pairs: Sequence[tuple[Row, VariantProcess]], *, together: bool) -> 
             process.begin_warm_up()
         for row, process in group:
             row.take(process.facts())
+            _tell(row, "warm")
 
 
 def run_in_turn(requests: Sequence[Request], report: Report, rounds: int, json_path: Path | None) -> None:
@@ -65,6 +70,11 @@ def run_in_turn(requests: Sequence[Request], report: Report, rounds: int, json_p
                 _warm_up([(row, process)], together=True)
                 row.take(process.measure())
             _keep(report, json_path)
+
+
+def _tell(row: Row, done: str) -> None:
+    """Progress, for who waits minutes for the table."""
+    print(f"{time.strftime('%X')} {row.variant} {row.failure or done}", file=sys.stderr, flush=True)
 
 
 def _keep(report: Report, json_path: Path | None) -> None:
