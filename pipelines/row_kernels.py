@@ -36,37 +36,40 @@ def _gelu(x, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def store_quantised(out, scale_of_row, a, b, FIRST: tl.constexpr, REST: tl.constexpr, COLUMNS: tl.constexpr):
-    """Both parts of a row, float32 and zeros beyond its end, stored as e4m3 and the scale of it."""
-    most = tl.maximum(tl.reduce(tl.abs(a), 0, _larger), tl.reduce(tl.abs(b), 0, _larger))
+def store_quantised(
+    out, scales, row, there, a, b, FIRST: tl.constexpr, REST: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Both parts of rows, float32 and zeros beyond their end, stored as e4m3 and the scale of each."""
+    most = tl.maximum(tl.reduce(tl.abs(a), 1, _larger), tl.reduce(tl.abs(b), 1, _larger))
     scale = tl.maximum(most / _LARGEST, _SMALLEST_SCALE)
-    tl.store(scale_of_row, scale)
-    factor = 1.0 / scale
+    tl.store(scales + row, scale, mask=there)
+    factor = (1.0 / scale)[:, None]
     a = tl.minimum(tl.maximum(a * factor, -_LARGEST), _LARGEST)
     b = tl.minimum(tl.maximum(b * factor, -_LARGEST), _LARGEST)
-    rest = FIRST + tl.arange(0, REST)
-    tl.store(out + tl.arange(0, FIRST), a.to(tl.float8e4nv))
-    tl.store(out + rest, b.to(tl.float8e4nv), mask=rest < COLUMNS)
+    rest = FIRST + tl.arange(0, REST)[None, :]
+    out += (row * COLUMNS)[:, None]
+    tl.store(out + tl.arange(0, FIRST)[None, :], a.to(tl.float8e4nv), mask=there[:, None])
+    tl.store(out + rest, b.to(tl.float8e4nv), mask=there[:, None] & (rest < COLUMNS))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _quantise_kernel(
-    source, out, scales, stride_row,
-    COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, GELU: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    source, out, scales, stride_row, rows,
+    COLUMNS: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
+    GELU: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One row, in registers: the first FIRST columns, and those after them filled up to REST."""
-    row = tl.program_id(0).to(tl.int64)
-    first = tl.arange(0, FIRST)
-    source += row * stride_row
+    """ROWS rows, in registers: the first FIRST columns, and those after them filled up to REST."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    source += (row * stride_row)[:, None]
     # A row without a rest loads one column of it, masked away, for nothing.
-    rest = FIRST + tl.arange(0, REST)
-    a = tl.load(source + first).to(tl.float32)
-    b = tl.load(source + rest, mask=rest < COLUMNS, other=0.0).to(tl.float32)
+    rest = FIRST + tl.arange(0, REST)[None, :]
+    a = tl.load(source + tl.arange(0, FIRST)[None, :], mask=there[:, None], other=0.0).to(tl.float32)
+    b = tl.load(source + rest, mask=there[:, None] & (rest < COLUMNS), other=0.0).to(tl.float32)
     if GELU:
         a = _gelu(a, INTERPRETED)
         b = _gelu(b, INTERPRETED)  # of zero, zero
-    store_quantised(out + row * COLUMNS, scales + row, a, b, FIRST, REST, COLUMNS)
+    store_quantised(out, scales, row, there, a, b, FIRST, REST, COLUMNS)
 
 
 def quantise_rows_triton(x: Tensor, *, gelu: bool = False) -> tuple[Tensor, Tensor]:
@@ -76,15 +79,18 @@ def quantise_rows_triton(x: Tensor, *, gelu: bool = False) -> tuple[Tensor, Tens
     out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     first = 1 << (columns.bit_length() - 1)
+    rows_of_program = 4 if columns <= 2048 else 1
     if rows:
-        _quantise_kernel[(rows,)](
+        _quantise_kernel[(triton.cdiv(rows, rows_of_program),)](
             x,
             out,
             scales,
             x.stride(0),
+            rows,
             COLUMNS=columns,
             FIRST=first,
             REST=triton.next_power_of_2(max(columns - first, 1)),
+            ROWS=rows_of_program,
             GELU=gelu,
             INTERPRETED=x.device.type == "cpu",
             num_warps=8 if columns > 4096 else 4,

@@ -49,7 +49,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def compile_case(capability: int, columns: int, kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Registers of a thread, shared memory in bytes, and the widths of loads and stores in the PTX."""
-    constants = {**given, "COLUMNS": columns, **kernels._parts(columns)}
+    sizes = kernels._sizes(columns)
+    warps = sizes.pop("num_warps")
+    constants = {**given, "OF_TOKENS": False, "COLUMNS": columns, **sizes}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in kernel.arg_names}
     if types.get("scales") != "constexpr" and "normed" in types:
         types["normed"] = "*fp8e4nv"
@@ -62,7 +65,7 @@ def compile_case(capability: int, columns: int, kernel: Any, given: dict[str, An
     compiled = triton.compile(
         ASTSource(kernel, types, constants, aligned),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": kernels._warps(columns)},
+        options={"num_warps": warps},
     )
     found = re.findall(r"(?:ld|st)\.global[.\w:]*", compiled.asm["ptx"])
     widths: dict[str, int] = {}
