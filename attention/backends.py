@@ -152,6 +152,10 @@ class Backend(Protocol):
         """Whether ``attend`` looks at the layer; if not, one compiled graph serves all layers."""
 
     @property
+    def takes_some_heads(self) -> bool:
+        """Whether ``attend`` may be given some of the heads, not knowing which: each is by itself."""
+
+    @property
     def why_never_dense(self) -> str | None:
         """Why no call may run dense instead; None: any may."""
 
@@ -175,6 +179,7 @@ class DenseBackend:
     name: str = "dense"
     settings: BackendSettings = BackendSettings()
     differs_by_layer: bool = False
+    takes_some_heads: bool = True
     why_never_dense: str | None = None
 
     def check(self, layers: int, heads: int, joint: bool) -> None:

@@ -94,16 +94,18 @@ class ForwardPass:
         layer: int,
         *,
         over: bool = False,
+        counts: bool = True,
     ) -> Tensor:
         """One self-attention call; [batch, tokens, heads, head_dim].
 
-        With ``over`` the result is q itself, written over, where that can be: it needs no room then.
+        With ``over`` the result is q itself, written over, where that can be: it needs no room then. Without
+        ``counts`` it is of further heads of the call before.
         """
         over = over and self.text is None
         reason = self.dense_reason or ("dense_layers" if dense_layer else None)
-        if reason:
+        if counts and reason:
             self.counts.dense_reasons[reason] += 1
-        else:
+        elif counts:
             self.counts.sparse_calls += 1
 
         def call(q: Tensor, k: Tensor, v: Tensor, text: int) -> Tensor:
@@ -215,9 +217,16 @@ def swapped_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer
 
 
 @torch.library.custom_op("reelwright::swapped_attention_", mutates_args=("q",))
-def swapped_attention_(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> None:
-    """The same, written over q."""
-    out = _running().attend(q, k, v, scale, dense_layer, layer, over=True)
+def swapped_attention_(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int, first_head: int = 0
+) -> None:
+    """The same, written over q; of as many heads as v has, the first of which is this one of q and k.
+
+    All heads of a layer are one call, which those from the first one on begin.
+    """
+    # In here: of a view, a compiled graph would write to a copy.
+    q, k = (x.narrow(2, first_head, v.shape[2]) for x in (q, k))
+    out = _running().attend(q, k, v, scale, dense_layer, layer, over=True, counts=first_head == 0)
     if out is not q:
         q.copy_(out)
 
@@ -228,7 +237,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: i
 
 
 @swapped_attention_.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int) -> None:
+def _(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int, first_head: int = 0
+) -> None:
     return None
 
 

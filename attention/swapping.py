@@ -98,13 +98,14 @@ def _backend_function(dense_layer: bool, layer: int) -> Any:
         is_causal: bool = False,
         scale: float | None = None,
         overwrites_query: bool = False,
+        first_head: int = 0,
         _parallel_config: object | None = None,
     ) -> Tensor:
         if attn_mask is not None or dropout_p or is_causal or _parallel_config is not None:
             raise ValueError("swapped self-attention takes no mask, dropout, causal flag or parallel config")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         if overwrites_query:
-            swapped_attention_(query, key, value, scale, dense_layer, layer)
+            swapped_attention_(query, key, value, scale, dense_layer, layer, first_head)
             return query
         out: Tensor = swapped_attention(query, key, value, scale, dense_layer, layer)
         return out
@@ -220,6 +221,7 @@ class SwapHandle:
                 module.processor,
                 layer in dense_layers,
                 layer if self._backend.differs_by_layer else _ANY_LAYER,
+                self._backend.takes_some_heads and self._ranks is None,
             )
             self._processors.append((module, module.processor))
             module.processor = ours
@@ -320,8 +322,10 @@ def _end(module: nn.Module, args: Any, output: Any) -> None:
     CURRENT.set(None)
 
 
-def _processor(family: TransformerFamily, name: str, stock: object, dense_layer: bool, layer: int) -> object:
-    """What takes the place of a self-attention module's processor."""
+def _processor(
+    family: TransformerFamily, name: str, stock: object, dense_layer: bool, layer: int, takes_some_heads: bool
+) -> object:
+    """What takes the place of a self-attention module's processor, and whether it takes some of the heads."""
     joint = family.joint
     if joint is not None:
         if type(stock).__name__ != joint.processor:
@@ -331,6 +335,7 @@ def _processor(family: TransformerFamily, name: str, stock: object, dense_layer:
     # A copy, since one processor object may serve cross-attention too.
     ours: Any = copy.copy(stock)
     ours._attention_backend = _dispatcher_key(dense_layer, layer)
+    ours.takes_some_heads = takes_some_heads
     return ours
 
 

@@ -37,6 +37,7 @@ class AnchorLocalBackend:
 
     name = "anchor_local"
     differs_by_layer = False
+    takes_some_heads = True
     why_never_dense = None
 
     def __post_init__(self) -> None:

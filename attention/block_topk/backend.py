@@ -32,6 +32,7 @@ class BlockTopKBackend:
 
     name = "block_topk"
     differs_by_layer = False
+    takes_some_heads = True
     why_never_dense = None
 
     def __post_init__(self) -> None:

@@ -74,6 +74,11 @@ class WindowBackend:
         return self.sinks is not None and self.sinks.ndim == 2
 
     @property
+    def takes_some_heads(self) -> bool:
+        """Every head has a sink of its own."""
+        return self.sinks is None
+
+    @property
     def why_never_dense(self) -> str | None:
         """Dense attention has no sinks."""
         return None if self.sinks is None else "the sinks would not be used"

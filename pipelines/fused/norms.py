@@ -75,6 +75,48 @@ def add_norm_(
     return reference_norm(hidden, weight, bias, modulation, table, shift, eps)
 
 
+@torch.library.custom_op("reelwright::fused_add_norm_over_", mutates_args=("x",))
+def add_norm_over_(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> Tensor:
+    """The same; x becomes the norm, and the sum is given."""
+    if takes(hidden, x, weight, bias, modulation, table):
+        summed = hidden.new_empty(hidden.shape)
+        launch(x, hidden, summed, x, weight, bias, modulation, table, gate, shift, eps)
+        return summed
+    summed = reference_add(hidden, x, modulation, table, gate).contiguous()
+    x.copy_(reference_norm(summed, weight, bias, modulation, table, shift, eps))
+    return summed
+
+
+@torch.library.custom_op("reelwright::fused_add_norm_both_", mutates_args=("hidden", "x"))
+def add_norm_both_(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> None:
+    """The same; hidden becomes the sum, and x the norm."""
+    if takes(hidden, x, weight, bias, modulation, table):
+        launch(x, hidden, hidden, x, weight, bias, modulation, table, gate, shift, eps)
+    else:
+        hidden.copy_(reference_add(hidden, x, modulation, table, gate))
+        x.copy_(reference_norm(hidden, weight, bias, modulation, table, shift, eps))
+
+
 @torch.library.custom_op("reelwright::fused_add_", mutates_args=("hidden",))
 def add_(hidden: Tensor, x: Tensor, modulation: Tensor | None, table: Tensor | None, gate: int) -> None:
     """hidden becomes hidden + gate * x."""
@@ -125,6 +167,36 @@ def _(
     eps: float,
 ) -> Tensor:
     return hidden.new_empty(hidden.shape)
+
+
+@add_norm_over_.register_fake
+def _(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> Tensor:
+    return hidden.new_empty(hidden.shape)
+
+
+@add_norm_both_.register_fake
+def _(
+    hidden: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    modulation: Tensor | None,
+    table: Tensor | None,
+    gate: int,
+    shift: int,
+    eps: float,
+) -> None:
+    return None
 
 
 @add_.register_fake

@@ -1,9 +1,11 @@
 """Norm, modulation and the products for q, k and v, a chunk of tokens after the other.
 
 Knows: rows of hidden states and a linear layer's weights. Does not know: attention. The normed rows of a
-chunk are read from the cache that they were written to, and all of them never exist at once. q lies apart
-from k and v, which are needed no longer once attention has run; what it gives may be where q was.
+chunk are read from the cache that they were written to, and all of them never exist at once. q, k and v lie
+apart: what attention gives may be where q was, and v may be that of some heads, then of the others.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,34 +25,30 @@ def norm_qkv(
     eps: float,
     weight: Tensor,
     bias: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Hidden states [batch, tokens, channels], weight [3 * channels, channels] of q, k and v.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states [batch, tokens, channels], weight [2 * channels + values, channels] of q, k and v.
 
-    Returns q [batch, tokens, channels], and k beside v [batch, tokens, 2 * channels]. The rest as
-    ``norms.norm``.
+    Returns q and k [batch, tokens, channels] and v [batch, tokens, values]. The rest as ``norms.norm``.
     """
-    batch, tokens, channels = hidden.shape
-    parts = channels, weight.shape[0] - channels
-    products = [
-        (out, each.t(), offset)
-        for out, each, offset in zip(
-            (hidden.new_empty(batch, tokens, size) for size in parts),
-            weight.split(parts),
-            bias.split(parts),
-            strict=True,
-        )
-    ]
-    for entry in range(batch):
-        for start in range(0, tokens, CHUNK_TOKENS):
-            chunk = slice(start, min(start + CHUNK_TOKENS, tokens))
-            here = (slice(entry, entry + 1), chunk)
-            each = modulation[here] if modulation.shape[1] > 1 else modulation[here[:1]]
-            normed = norm_now(hidden[here], None, None, each, table, shift, eps)
-            for out, columns, offset in products:
-                torch.addmm(offset, normed[0], columns, out=out[entry, chunk])
-            del normed  # before the next one is made
-    (q, _, _), (kv, _, _) = products
-    return q, kv
+    q, k, v = outs = _empty(hidden, weight)
+    _norm_products(outs, hidden, modulation, table, shift, eps, weight, bias)
+    return q, k, v
+
+
+@torch.library.custom_op("reelwright::fused_norm_v_", mutates_args=("v",))
+def norm_v_(
+    v: Tensor,
+    hidden: Tensor,
+    modulation: Tensor,
+    table: Tensor | None,
+    shift: int,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+) -> None:
+    """Writes the product with weight [values, channels] over the first values of v [batch, tokens, ...]."""
+    out = v[..., : weight.shape[0]]
+    _norm_products([out], hidden, modulation, table, shift, eps, weight, bias)
 
 
 @norm_qkv.register_fake
@@ -62,6 +60,51 @@ def _(
     eps: float,
     weight: Tensor,
     bias: Tensor,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = _empty(hidden, weight)
+    return q, k, v
+
+
+@norm_v_.register_fake
+def _(
+    v: Tensor,
+    hidden: Tensor,
+    modulation: Tensor,
+    table: Tensor | None,
+    shift: int,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+) -> None:
+    return None
+
+
+def _empty(hidden: Tensor, weight: Tensor) -> list[Tensor]:
     batch, tokens, channels = hidden.shape
-    return hidden.new_empty(hidden.shape), hidden.new_empty(batch, tokens, weight.shape[0] - channels)
+    sizes = channels, channels, weight.shape[0] - 2 * channels
+    return [hidden.new_empty(batch, tokens, size) for size in sizes]
+
+
+def _norm_products(
+    outs: Sequence[Tensor],
+    hidden: Tensor,
+    modulation: Tensor,
+    table: Tensor | None,
+    shift: int,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+) -> None:
+    """Fills outs [batch, tokens, some of the rows of weight] with the products of the norm, in order."""
+    sizes = [out.shape[2] for out in outs]
+    products = list(zip(outs, weight.split(sizes), bias.split(sizes), strict=True))
+    batch, tokens, _ = hidden.shape
+    for entry in range(batch):
+        for start in range(0, tokens, CHUNK_TOKENS):
+            chunk = slice(start, min(start + CHUNK_TOKENS, tokens))
+            here = (slice(entry, entry + 1), chunk)
+            each = modulation[here] if modulation.shape[1] > 1 else modulation[here[:1]]
+            normed = norm_now(hidden[here], None, None, each, table, shift, eps)
+            for out, rows, offset in products:
+                torch.addmm(offset, normed[0], rows.t(), out=out[entry, chunk])
+            del normed  # before the next one is made

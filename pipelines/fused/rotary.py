@@ -42,21 +42,6 @@ def norm_rotate_joined_(
     _norm_rotate(q, k, q_weight, k_weight, cos, sin, heads, eps)
 
 
-@torch.library.custom_op("reelwright::fused_norm_rotate_apart_", mutates_args=("q", "kv"))
-def norm_rotate_apart_(
-    q: Tensor,
-    kv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    eps: float,
-) -> None:
-    """The same of q [batch, tokens, channels] and the first half of kv [batch, tokens, 2 * channels]."""
-    _norm_rotate(q, kv.chunk(2, dim=-1)[0], q_weight, k_weight, cos, sin, heads, eps)
-
-
 @torch.library.custom_op("reelwright::fused_rms_norm_", mutates_args=("x",))
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     """Norm x [batch, tokens, channels]."""
@@ -85,20 +70,6 @@ def _(
 @norm_rotate_joined_.register_fake
 def _(
     qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    eps: float,
-) -> None:
-    return None
-
-
-@norm_rotate_apart_.register_fake
-def _(
-    q: Tensor,
-    kv: Tensor,
     q_weight: Tensor,
     k_weight: Tensor,
     cos: Tensor,

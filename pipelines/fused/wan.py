@@ -25,9 +25,18 @@ from torch import Tensor, nn
 from pipelines.feed_forward import OneFp8Operator, OneOperator
 from pipelines.fp8 import Fp8Linear
 from pipelines.fused.fp8_norms import add_norm_fp8, add_norm_fp8_, norm_fp8, quantised
-from pipelines.fused.norms import add_, add_norm, add_norm_, norm, reference_add
-from pipelines.fused.projection import norm_qkv
-from pipelines.fused.rotary import norm_rotate_, norm_rotate_apart_, norm_rotate_joined_, rms_norm_
+from pipelines.fused.norms import (
+    add_,
+    add_norm,
+    add_norm_,
+    add_norm_both_,
+    add_norm_over_,
+    norm,
+    reference_add,
+)
+from pipelines.fused.projection import norm_qkv, norm_v_
+from pipelines.fused.rotary import norm_rotate_, norm_rotate_joined_, rms_norm_
+from pipelines.fused.text_attention import attend_text_
 from pipelines.joined_attention import has_hooks
 
 # Rows of a block's modulation; the scale of a norm is the row after its shift.
@@ -99,9 +108,12 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
         is_lean = getattr(self.ffn, "chunks", 1) > 1
         modulated = Modulated(modulation, self.norm1.eps, is_lean)
         attended = self.attn1(hidden_states, None, None, rotary_emb, modulated=modulated)
-        hidden, normed, scale = self._add_norm2(hidden_states, attended, modulation)
+        hidden, normed, scale = self._add_norm2(hidden_states, attended, modulation, is_lean)
         del hidden_states, attended
-        if scale is None:
+        over = is_lean and normed is not hidden and self.attn2.may_write_over(normed.dtype)
+        if scale is None and over:
+            attended = self.attn2.forward_over(normed, encoder_hidden_states)
+        elif scale is None:
             attended = self.attn2(normed, encoder_hidden_states, None, None)
         else:
             attended = self.attn2.forward_rows(normed, scale, encoder_hidden_states)
@@ -114,8 +126,13 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
             del attended
             add_(hidden, self.ffn.forward_rows(normed, scale), *modulation, FEED_FORWARD_GATE)
             return hidden
-        normed = add_norm_(hidden, attended, None, None, *modulation, -1, FEED_FORWARD_SHIFT, self.norm3.eps)
-        del attended
+        given = hidden, attended, None, None, *modulation, -1, FEED_FORWARD_SHIFT, self.norm3.eps
+        if over:
+            add_norm_both_(*given)
+            normed = attended
+        else:
+            normed = add_norm_(*given)
+        del attended, given
         if type(self.ffn) is OneOperator and not has_hooks(self.ffn):
             fed = self.ffn.forward_over(normed)
         else:
@@ -124,9 +141,12 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
         return hidden
 
     def _add_norm2(
-        self, hidden: Tensor, x: Tensor, modulation: Modulation
+        self, hidden: Tensor, x: Tensor, modulation: Modulation, is_lean: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The sum and its norm, the latter in e4m3 with scales if cross-attention takes it so."""
+        """The sum and its norm, the latter in e4m3 with scales if cross-attention takes it so.
+
+        If memory counts, the norm lies where x was, unless somebody may have kept that.
+        """
         if isinstance(self.norm2, nn.Identity):
             summed = reference_add(hidden, x, *modulation, GATE)
             return summed, summed, None
@@ -134,6 +154,8 @@ class FusedBlock(WanTransformerBlock):  # type: ignore[misc]  # Diffusers has no
         if self.attn2.takes_rows():
             three: tuple[Tensor, Tensor, Tensor] = add_norm_fp8(*given)
             return three
+        if is_lean and self.attn1.is_unwatched():
+            return add_norm_over_(*given), x, None
         return *add_norm(*given), None
 
 
@@ -167,6 +189,34 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             attended = self._attend_text(self.to_q(hidden_states), encoder_hidden_states)
         return self._project(attended)
 
+    def is_unwatched(self) -> bool:
+        """Whether nobody but the caller has what the layer gives."""
+        usual = type(self.processor) is WanAttnProcessor and not has_hooks(self)
+        return usual and not any(map(has_hooks, self.to_out))
+
+    def may_write_over(self, dtype: torch.dtype) -> bool:
+        """Whether ``forward_over`` may be called instead of a layer of cross-attention."""
+        out, dropout = self.to_out
+        plain = _is_plain(self.to_q, dtype) and _is_plain(out, dtype) and type(dropout) is nn.Dropout
+        inactive = plain and not (dropout.training and dropout.p)
+        return inactive and self.is_unwatched() and self.processor._attention_backend is None
+
+    def forward_over(self, hidden_states: Tensor, text: Tensor) -> Tensor:
+        """Of hidden states [batch, tokens, channels] and text; written over the former."""
+        q, norm, out = self.to_q, self.norm_q, self.to_out[0]
+        attend_text_(
+            hidden_states,
+            q.weight,
+            q.bias,
+            norm.weight,
+            norm.eps,
+            *self._keys_and_values(text),
+            out.weight,
+            out.bias,
+            self.heads,
+        )
+        return hidden_states
+
     def takes_rows(self) -> bool:
         """Whether ``forward_rows`` may be called instead of a layer of cross-attention."""
         usual = type(self.processor) is WanAttnProcessor and not has_hooks(self)
@@ -190,11 +240,7 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             q, k, v = self._separate(hidden, modulated)
             norm_rotate_(q, k, *rest)
         elif modulated is not None and modulated.is_lean and _is_plain(self.to_qkv, hidden.dtype):
-            (modulation, eps, _), layer = modulated, self.to_qkv
-            q, kv = norm_qkv(hidden, *modulation, SHIFT, eps, layer.weight, layer.bias)
-            norm_rotate_apart_(q, kv, *rest)
-            k, v = kv.chunk(2, dim=-1)
-            del kv
+            return self._attend_lean(hidden, rest, modulated)
         else:
             qkv = self._joined(hidden, modulated)
             norm_rotate_joined_(qkv, *rest)
@@ -203,6 +249,22 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             return self._dispatch(q, k, v, self.processor._parallel_config)
         # q lies apart, so that the result may take its place.
         return self._dispatch(q, k, v, self.processor._parallel_config, overwrites_query=True)
+
+    def _attend_lean(self, hidden: Tensor, rest: Any, modulated: Modulated) -> Tensor:
+        """With v of half of the heads at a time, if attention takes some of them."""
+        norm, layer, processor = (*modulated.modulation, SHIFT, modulated.eps), self.to_qkv, self.processor
+        head_dim = self.inner_dim // self.heads
+        first = (self.heads + 1) // 2 if getattr(processor, "takes_some_heads", False) else self.heads
+        end = (2 * self.heads + first) * head_dim
+        q, k, v = norm_qkv(hidden, *norm, layer.weight[:end], layer.bias[:end])
+        norm_rotate_(q, k, *rest)
+        q = self._dispatch(q, k, v, processor._parallel_config, overwrites_query=True)
+        if first < self.heads:
+            # Where the first v was, so that a compiled graph, too, makes this one after it was needed.
+            norm_v_(v, hidden, *norm, layer.weight[end:], layer.bias[end:])
+            v = v[..., : (self.heads - first) * head_dim]
+            q = self._dispatch(q, k, v, processor._parallel_config, overwrites_query=True, first_head=first)
+        return q
 
     def _joined(self, hidden: Tensor, modulated: Modulated | None) -> Tensor:
         """q, k and v [batch, tokens, 3 * channels]."""
@@ -221,6 +283,13 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
         return [layer(normed) for layer in layers]
 
     def _attend_text(self, q: Tensor, text: Any) -> Tensor:
+        rms_norm_(q, self.norm_q.weight, self.norm_q.eps)
+        keys, values = self._keys_and_values(text)
+        attended = [self._dispatch(q, k, v, None) for k, v in zip(keys, values, strict=True)]
+        return sum(attended[1:], attended[0])
+
+    def _keys_and_values(self, text: Any) -> tuple[list[Tensor], list[Tensor]]:
+        """Of the text, and behind it of the image that there may be before the text."""
         image = None
         if self.add_k_proj is not None:
             images = text.shape[1] - IMAGE_TEXT_TOKENS
@@ -230,19 +299,27 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             k = k.contiguous()  # an operator that writes to one half of a product would copy all of it
         else:
             k, v = self.to_k(text), self.to_v(text)
-        rms_norm_(q, self.norm_q.weight, self.norm_q.eps)
         rms_norm_(k, self.norm_k.weight, self.norm_k.eps)
-        attended = self._dispatch(q, k, v, None)
-        if image is not None:
-            k, v = _get_added_kv_projections(self, image)
-            attended = attended + self._dispatch(q, self.norm_added_k(k), v, None)
-        return attended
+        if image is None:
+            return [k], [v]
+        image_k, image_v = _get_added_kv_projections(self, image)
+        return [k, self.norm_added_k(image_k)], [v, image_v]
 
     def _dispatch(
-        self, q: Tensor, k: Tensor, v: Tensor, parallel_config: Any, *, overwrites_query: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        parallel_config: Any,
+        *,
+        overwrites_query: bool = False,
+        first_head: int = 0,
     ) -> Tensor:
-        """[batch, tokens, channels] -> the same; a backend that may overwrite q and can do so does."""
-        q, k, v = (x.unflatten(2, (self.heads, -1)) for x in (q, k, v))
+        """[batch, tokens, channels] -> the same; a backend that may overwrite q and can do so does.
+
+        v may be that of some heads, the first of which is this one, if q may be overwritten.
+        """
+        q, k, v = (x.unflatten(2, (-1, self.inner_dim // self.heads)) for x in (q, k, v))
         out: Tensor = dispatch_attention_fn(
             q,
             k,
@@ -250,7 +327,7 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             attn_mask=None,
             dropout_p=0.0,
             is_causal=False,
-            attention_kwargs={"overwrites_query": overwrites_query},
+            attention_kwargs={"overwrites_query": overwrites_query, "first_head": first_head},
             backend=self.processor._attention_backend,
             parallel_config=parallel_config,
         )

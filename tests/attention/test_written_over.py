@@ -48,6 +48,35 @@ def test_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.sparse_calls + report.dense_calls == 2 * LAYERS
 
 
+@pytest.mark.parametrize("name", SWAPS)
+def test_some_heads_at_a_time_say_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_transformer()
+    with attention.swap(model, **SWAPS[name]) as handle:
+        expected = run(model)
+    report = handle.report()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        q, before = q.clone(), q.clone()
+        swapped_attention_(q, k, v[:, :, :1], *rest)
+        assert torch.equal(q[:, :, 1:], before[:, :, 1:])
+        swapped_attention_(q, k, v[:, :, 1:].contiguous(), *rest, 1)
+        return q
+
+    monkeypatch.setattr("attention.swapping.swapped_attention", attend)
+    with attention.swap(model, **SWAPS[name]) as handle:
+        found = run(model)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert handle.report() == report
+
+
+def test_heads_with_sinks_are_never_apart() -> None:
+    window: dict[str, Any] = {"backend": "window", "window": 9}
+    for sinks in (None, torch.zeros(2)):
+        model = tiny_transformer()
+        with attention.swap(model, **window, sinks=sinks, sink_mode=None if sinks is None else "null_logit"):
+            assert {block.attn1.processor.takes_some_heads for block in model.blocks} == {sinks is None}
+
+
 def test_a_call_may_name_where_its_result_goes() -> None:
     layout = attention.anchor_local_layout(attention.AnchorLocalPattern(20, 7), 105, torch.device("cpu"))
     q, k, v = torch.randn(3, 2, 105, 2, 32).unbind()

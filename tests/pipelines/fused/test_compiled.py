@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from torch import Tensor
 from torch._dynamo.utils import counters
 
 from attention import swap
@@ -16,10 +14,10 @@ from pipelines.feed_forward import sliced_feed_forward
 from pipelines.fp8 import to_fp8
 from pipelines.fused.wan import fuse_blocks
 from pipelines.joined_attention import join_projections
-from tests.attention.families.running import arguments, built
-from tests.attention.families.variants import GRID, VARIANTS, Grid, Variant
+from tests.attention.families.running import built
+from tests.attention.families.variants import GRID, Variant
+from tests.pipelines.fused.test_wan import PLAIN, WAN, one_pass, with_heads
 
-WAN = [variant for variant in VARIANTS if type(variant.build()).__name__ == "WanTransformer3DModel"]
 # Inductor itself uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -32,12 +30,6 @@ def _own_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     with torch.no_grad():
         yield
     torch._dynamo.reset()
-
-
-def one_pass(model: Any, variant: Variant, grid: Grid) -> Tensor:
-    given = arguments(variant, grid, model.patch_embedding.weight.dtype)
-    out: Tensor = model(**given, return_dict=False)[0]
-    return out
 
 
 @pytest.mark.parametrize("variant", WAN, ids=lambda variant: variant.name)
@@ -71,6 +63,21 @@ def test_one_graph_serves_all_layers_and_lengths_in_fp8(variant: Variant, joined
     for one, other in zip(found, expected, strict=True):
         # A rounding of what is compiled to bfloat16 may be a step of e4m3 later.
         assert (one - other).float().norm() < 0.02 * other.float().norm()
+    assert_one_graph_without_copies()
+
+
+def test_an_odd_number_of_heads() -> None:
+    """Then v of the second half is a part of where v of the first was."""
+    model = with_heads(3)
+    with swap(model, "dense"):
+        expected = one_pass(model, PLAIN, GRID)
+    join_projections(model)
+    fuse_blocks(model)
+    RepeatedBlocks(list(model.blocks), torch.device("cpu"), "on")
+    with swap(model, "dense") as handle, sliced_feed_forward([model], 2):
+        found = one_pass(model, PLAIN, GRID)
+    assert handle.report().dense_calls == len(model.blocks)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert_one_graph_without_copies()
 
 

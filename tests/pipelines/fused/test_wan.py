@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanAttention, WanTransformerBlock
 from peft import LoraConfig
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention import swap
+from attention import SwapReport, swap
 from pipelines.feed_forward import sliced_feed_forward
 from pipelines.fp8 import to_fp8
 from pipelines.fused import norms, rotary
@@ -20,7 +21,8 @@ from pipelines.fused.wan import FusedAttention, FusedBlock, fuse_blocks, part_bl
 from pipelines.joined_attention import join_projections, part_projections
 from pipelines.step_cache import step_cached
 from tests.attention.families.running import arguments, built
-from tests.attention.families.variants import BATCH, GRID, VARIANTS, Grid, Variant
+from tests.attention.families.variants import BATCH, GRID, TEXT, VARIANTS, Grid, Variant
+from tests.pipelines.live_bytes import LiveBytes
 
 WAN = [variant for variant in VARIANTS if type(variant.build()).__name__ == "WanTransformer3DModel"]
 PLAIN = WAN[0]
@@ -264,6 +266,95 @@ def test_step_caches_take_fused_blocks(cache: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+HEADS_APART: dict[str, dict[str, Any]] = {
+    "anchor_local": {"backend": "anchor_local", "block_size": 8, "anchor_stride": 5},
+    "dense": {"backend": "dense"},
+    "block_topk": {"backend": "block_topk", "top_k": 2, "tile_thw": (3, 3, 3)},
+    "window": {"backend": "window", "window": 1},
+}
+
+
+def with_heads(heads: int) -> Any:
+    model = WanTransformer3DModel(
+        num_attention_heads=heads,
+        attention_head_dim=16,
+        in_channels=4,
+        out_channels=4,
+        text_dim=16,
+        freq_dim=32,
+        ffn_dim=32,
+        num_layers=2,
+    )
+    return model.eval()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@pytest.mark.parametrize("name", HEADS_APART)
+def test_v_of_half_of_the_heads_at_a_time(name: str, heads: int) -> None:
+    model = with_heads(heads)
+    join_projections(model)
+    fuse_blocks(model)
+
+    def ran(at_a_time: bool) -> tuple[Tensor, SwapReport, int]:
+        with swap(model, **HEADS_APART[name]) as handle, sliced_feed_forward([model], 3):
+            for block in model.blocks:
+                assert block.attn1.processor.takes_some_heads
+                block.attn1.processor.takes_some_heads = at_a_time
+            with Norms() as norms_of_pass:
+                out = one_pass(model, PLAIN)
+            return out, handle.report(), norms_of_pass.counts["fused_norm_v_"]
+
+    expected, report, halves = ran(False)
+    assert halves == 0
+    found, report_of_halves, halves = ran(True)
+    assert halves == (len(model.blocks) if heads > 1 else 0)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert report_of_halves == report
+    assert report.sparse_calls + report.dense_calls == len(model.blocks)
+
+
+def test_heads_with_sinks_stay_together() -> None:
+    model = with_heads(2)
+    window: dict[str, Any] = {"backend": "window", "window": 1, "sink_mode": "null_logit"}
+    with swap(model, **window, sinks=torch.tensor([1.0, 3.0])):
+        expected = one_pass(model, PLAIN)
+    join_projections(model)
+    fuse_blocks(model)
+    with swap(model, **window, sinks=torch.tensor([1.0, 3.0])), sliced_feed_forward([model], 3):
+        torch.testing.assert_close(one_pass(model, PLAIN), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["attn1", "attn1.to_out.0", "attn2", "attn2.to_out.0"])
+def test_what_is_watched_is_not_written_over(name: str) -> None:
+    model = built(PLAIN).float()
+    join_projections(model)
+    fuse_blocks(model)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for block in model.blocks:
+        block.get_submodule(name).register_forward_hook(
+            lambda module, args, out: kept.append((out, out.clone()))
+        )
+    with swap(model, "dense"), sliced_feed_forward([model], 2):
+        one_pass(model, PLAIN)
+    assert len(kept) == len(model.blocks)
+    assert all(torch.equal(given, copied) for given, copied in kept)
+
+
+def test_a_lean_block_holds_three_and_a_half_times_its_hidden_states() -> None:
+    """Beside a small feed-forward; nothing is computed, and what operators hold within is not counted."""
+    with torch.device("meta"):
+        model: Any = WanTransformer3DModel(num_attention_heads=12, ffn_dim=512, num_layers=1).bfloat16()
+        hidden, text = (torch.empty(1, tokens, 1536, dtype=torch.bfloat16) for tokens in (32760, TEXT))
+        modulation = torch.empty(1, 6, 1536)
+        tables = [torch.empty(1, 32760, 1, 64) for _ in range(2)]
+    join_projections(model)
+    fuse_blocks(model)
+    count = LiveBytes()
+    with swap(model, "dense"), sliced_feed_forward([model], 4), count:
+        model.blocks[0](hidden, text, modulation, tables)
+    assert 1 + count.peak / hidden.nbytes == pytest.approx(3.5, rel=0.01)
+
+
 @pytest.mark.parametrize("joined", [False, True])
 def test_feed_forward_in_slices(joined: bool) -> None:
     """Then q lies apart from k and v too, and what self-attention gives lies where q was."""
@@ -296,8 +387,8 @@ def test_blocks_by_interpreted_kernels(
 
     for module in (norms, rotary):
         monkeypatch.setattr(module, "kernels_take", take)
-    with sliced_feed_forward([model], chunks):
+    with swap(model, "dense"), sliced_feed_forward([model], chunks):
         torch.testing.assert_close(one_pass(model, variant, few), expected, rtol=1e-5, atol=1e-5)
-    # Of each block four norms and residuals, and three norms of q and k; products in pieces have a norm each.
-    pieces = BATCH if chunks > 1 else 1
-    assert len(taken) == len(model.blocks) * (6 + pieces)
+    # Of each block four norms and residuals, and three norms of q and k. In pieces there are the first norm,
+    # again of v of the other heads, and the norm of q where text is attended to.
+    assert len(taken) == len(model.blocks) * (5 + (3 * BATCH if chunks > 1 else 2))
