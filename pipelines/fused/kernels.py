@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pipelines.row_kernels import store_quantised
 
+_OF_ONE_WARP = 2048  # columns
+
 
 @triton.jit
 def _rows(source, at, there, FIRST: tl.constexpr, REST: tl.constexpr, COLUMNS: tl.constexpr):
@@ -218,7 +220,7 @@ def add_norm_triton(
     if modulation is not None:
         strides = (modulation.stride(0), modulation.stride(1) if modulation.shape[1] > 1 else 0)
     if x.numel():
-        sizes = _sizes(columns)
+        sizes = _sizes(columns, quantises=scales is not None)
         _add_norm_kernel[(triton.cdiv(tokens, sizes["ROWS"]), batch)](
             x,
             hidden,
@@ -275,13 +277,13 @@ def rms_norm_triton(
         )
 
 
-def _sizes(columns: int) -> dict[str, int]:
-    """Of the parts of a row, how many rows a program has, and its warps."""
+def _sizes(columns: int, *, quantises: bool = False) -> dict[str, int]:
+    """Of a row's parts, how many rows a program has, and its warps: fastest on an H200 (docs/notes.md)."""
     first = 1 << (columns.bit_length() - 1)
     return {
         "FIRST": first,
         # At least a pair, which the rotary embedding needs.
         "REST": max(2, triton.next_power_of_2(max(columns - first, 1))),
-        "ROWS": 4 if columns <= 2048 else 1,
-        "num_warps": 4 if columns > 512 else 1,
+        "ROWS": 2 if quantises else 1,
+        "num_warps": 1 if columns <= _OF_ONE_WARP else 4,
     }

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def compile_case(capability: int, columns: int, kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Registers of a thread, shared memory in bytes, and the widths of loads and stores in the PTX."""
-    sizes = kernels._sizes(columns)
+    sizes = kernels._sizes(columns, quantises="scales" in kernel.arg_names and "scales" not in given)
     warps = sizes.pop("num_warps")
     constants = {**given, "OF_TOKENS": False, "COLUMNS": columns, **sizes}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
