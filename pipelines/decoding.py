@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from configs.job import DecodeReport, DecodeRung, JobFailedError, JobParameters
+from pipelines.convolution import convolved_by_onednn
 from pipelines.failures import first_line, is_out_of_memory
 from pipelines.frames import Frames, require_clip, require_finite, to_frames
 from pipelines.loading import LoadedPipeline
@@ -81,7 +82,11 @@ def _try(
 ) -> Frames | None:
     """The frames, or None and a reason when memory ran out. The error, which holds tensors, ends in here."""
     try:
-        with loaded.family.tiled(loaded.pipe, rung.tile), loaded.placement.decoding(rung.device):
+        with (
+            loaded.family.tiled(loaded.pipe, rung.tile),
+            loaded.placement.decoding(rung.device),
+            convolved_by_onednn(rung.device),
+        ):
             frames = np.concatenate(
                 [_checked(part, check_cancel) for part in loaded.family.decoded_parts(loaded.pipe, latents)]
             )

@@ -1,14 +1,13 @@
 """The decode ladder: which rung decodes, what it costs in looks, and what is left behind."""
 
 import gc
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.hooks import RemovableHandle
 
 from configs.compute import ComputeSettings, VaeDtype
@@ -17,9 +16,11 @@ from configs.model_preset import BUNDLED_MODEL, find_model
 from pipelines import LoadedPipeline, load_pipeline
 from pipelines.bundled.drawing import render
 from pipelines.bundled.world import trained_specs
+from pipelines.convolution import convolved_by_onednn
 from pipelines.decoding import SMALL_TILE, TILE, decode, rungs
 from pipelines.frames import Frames, to_frames
 from pipelines.wan import TILING
+from tests.pipelines.address_space import address_space_limit
 from tests.pipelines.jobs import bytes_of_tensors, finished
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -50,18 +51,6 @@ def _decode(
     loaded: LoadedPipeline, params: JobParameters, first: DecodeRung = "whole"
 ) -> tuple[Frames, DecodeReport]:
     return decode(loaded, params, _latents(params), lambda: None, first)
-
-
-@contextmanager
-def _address_space_limit(extra_bytes: int) -> Iterator[None]:
-    """Let the process, and so torch's allocator, have only so much more than it has."""
-    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + extra_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _exhausted_above(loaded: LoadedPipeline, latent_pixels: int) -> RemovableHandle:
@@ -101,23 +90,32 @@ def test_no_rung_repeats_another(device: torch.device, side: int, names: list[st
 def test_enough_memory_is_one_whole_decode(loaded: LoadedPipeline, params: JobParameters) -> None:
     frames, report = _decode(loaded, params)
     assert report == DecodeReport(rung="whole")
-    whole = to_frames(loaded.family.decode_latents(loaded.pipe, _latents(params)))
+    with convolved_by_onednn(CPU):
+        whole = to_frames(loaded.family.decode_latents(loaded.pipe, _latents(params)))
     assert np.array_equal(frames, whole)
 
 
+def test_a_cpu_convolves_by_onednn_only(loaded: LoadedPipeline, params: JobParameters) -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as ran:
+        _decode(loaded, params)
+    names = {each.key for each in ran.key_averages()}
+    assert "aten::mkldnn_convolution" in names
+    assert "aten::slow_conv3d_forward" not in names
+
+
 def test_an_allocator_that_refuses_the_whole_picture(loaded: LoadedPipeline, params: JobParameters) -> None:
-    """Torch's own allocator, held down by the operating system: the whole takes over 400 MiB."""
+    """Torch's own allocator, held down by the operating system: the whole takes over 900 MiB."""
     expected, _ = _decode(loaded, params)
-    huge = params.model_copy(update={"width": 640, "height": 640, "num_frames": 1})
+    huge = params.model_copy(update={"width": 1536, "height": 1536, "num_frames": 1})
     tiling, held = _tiling(loaded), bytes_of_tensors()
-    with _address_space_limit(200 * MEBIBYTE):
+    with address_space_limit(400 * MEBIBYTE):
         frames, found = _decode(loaded, huge)
     # What a tile gets depends on what the process had freed before; the whole picture never fits.
     assert found in (
         DecodeReport(rung="tiled", failed=("whole",)),
         DecodeReport(rung="small_tiles", failed=("whole", "tiled")),
     )
-    assert frames.shape == (1, 640, 640, 3)
+    assert frames.shape == (1, 1536, 1536, 3)
     assert _tiling(loaded) == tiling
     assert bytes_of_tensors() == held
     again, found = _decode(loaded, params)
@@ -251,7 +249,7 @@ def test_the_last_rung_is_the_cpu(loaded: LoadedPipeline, large: JobParameters) 
     assert torch.cuda.memory_allocated() == held
     assert {weight.device.type for weight in on_gpu.pipe.vae.parameters()} == {"cuda"}
     fused = load_pipeline(loaded.preset, device="cpu", dtype="float32", compute=FUSED)
-    with fused.family.tiled(fused.pipe, SMALL_TILE):
+    with fused.family.tiled(fused.pipe, SMALL_TILE), convolved_by_onednn(CPU):
         on_cpu = to_frames(fused.family.decode_latents(fused.pipe, _latents(large)))
     assert np.array_equal(frames, on_cpu)
 
