@@ -108,11 +108,16 @@ def _limit_compilation() -> None:
 def _no_view(value: Any) -> Any:
     """The same values; a view of another tensor, as the first block gets, would have a graph of its own.
 
-    So would a tuple of views, as rotary tables are until a sparse pass puts them in order.
+    So would a tuple of views, as rotary tables are until a sparse pass puts them in order, and a batch of one
+    whose stride, which means nothing, is not that of other batches, as cuDNN gives it.
     """
     if type(value) is tuple:
         return tuple(map(_no_view, value))
-    return value.data if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_contiguous():
+        value = value.view(-1).view(value.shape)
+    return value.data
 
 
 def _compile_errors() -> tuple[type[Exception], ...]:

@@ -79,7 +79,8 @@ def quantise_rows_triton(x: Tensor, *, gelu: bool = False) -> tuple[Tensor, Tens
     out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     first = 1 << (columns.bit_length() - 1)
-    rows_of_program = 4 if columns <= 2048 else 1
+    # Rows of a program and its warps: what was fastest on an H200 (docs/notes.md).
+    rows_of_program, warps = (2, 2) if columns <= 2048 else (1, 4)
     if rows:
         _quantise_kernel[(triton.cdiv(rows, rows_of_program),)](
             x,
@@ -93,7 +94,7 @@ def quantise_rows_triton(x: Tensor, *, gelu: bool = False) -> tuple[Tensor, Tens
             ROWS=rows_of_program,
             GELU=gelu,
             INTERPRETED=x.device.type == "cpu",
-            num_warps=8 if columns > 4096 else 4,
+            num_warps=warps,
         )
     return out, scales
 

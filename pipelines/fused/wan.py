@@ -41,6 +41,8 @@ from pipelines.joined_attention import has_hooks
 
 # Rows of a block's modulation; the scale of a norm is the row after its shift.
 SHIFT, GATE, FEED_FORWARD_SHIFT, FEED_FORWARD_GATE = 0, 2, 3, 5
+# A pass of a model with so few channels holds most outside its blocks: less in them would only take longer.
+MOST_NARROW_CHANNELS = 2048
 IMAGE_TEXT_TOKENS = 512  # Diffusers' own number: what comes before so many tokens is of the image
 
 
@@ -199,7 +201,9 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
         out, dropout = self.to_out
         plain = _is_plain(self.to_q, dtype) and _is_plain(out, dtype) and type(dropout) is nn.Dropout
         inactive = plain and not (dropout.training and dropout.p)
-        return inactive and self.is_unwatched() and self.processor._attention_backend is None
+        return (
+            inactive and self._is_wide() and self.is_unwatched() and self.processor._attention_backend is None
+        )
 
     def forward_over(self, hidden_states: Tensor, text: Tensor) -> Tensor:
         """Of hidden states [batch, tokens, channels] and text; written over the former."""
@@ -254,7 +258,8 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
         """With v of half of the heads at a time, if attention takes some of them."""
         norm, layer, processor = (*modulated.modulation, SHIFT, modulated.eps), self.to_qkv, self.processor
         head_dim = self.inner_dim // self.heads
-        first = (self.heads + 1) // 2 if getattr(processor, "takes_some_heads", False) else self.heads
+        halves = self._is_wide() and getattr(processor, "takes_some_heads", False)
+        first = (self.heads + 1) // 2 if halves else self.heads
         end = (2 * self.heads + first) * head_dim
         q, k, v = norm_qkv(hidden, *norm, layer.weight[:end], layer.bias[:end])
         norm_rotate_(q, k, *rest)
@@ -265,6 +270,9 @@ class FusedAttention(WanAttention):  # type: ignore[misc]
             v = v[..., : (self.heads - first) * head_dim]
             q = self._dispatch(q, k, v, processor._parallel_config, overwrites_query=True, first_head=first)
         return q
+
+    def _is_wide(self) -> bool:
+        return bool(self.inner_dim > MOST_NARROW_CHANNELS)
 
     def _joined(self, hidden: Tensor, modulated: Modulated | None) -> Tensor:
         """q, k and v [batch, tokens, 3 * channels]."""

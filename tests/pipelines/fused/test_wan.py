@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attention import SwapReport, swap
 from pipelines.feed_forward import sliced_feed_forward
 from pipelines.fp8 import to_fp8
-from pipelines.fused import norms, rotary
+from pipelines.fused import norms, rotary, wan
 from pipelines.fused.wan import FusedAttention, FusedBlock, fuse_blocks, part_blocks
 from pipelines.joined_attention import join_projections, part_projections
 from pipelines.step_cache import step_cached
@@ -311,6 +311,23 @@ def test_v_of_half_of_the_heads_at_a_time(name: str, heads: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert report_of_halves == report
     assert report.sparse_calls + report.dense_calls == len(model.blocks)
+
+
+def test_a_narrow_model_keeps_its_heads_and_tokens_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_heads(2)
+    join_projections(model)
+    fuse_blocks(model)
+
+    def apart(most_narrow: int) -> tuple[int, int]:
+        monkeypatch.setattr(wan, "MOST_NARROW_CHANNELS", most_narrow)
+        with swap(model, "dense"), sliced_feed_forward([model], 3), Norms() as norms_of_pass:
+            one_pass(model, PLAIN)
+        counts = norms_of_pass.counts
+        return counts["fused_norm_v_"], counts["fused_add_norm_both_"]
+
+    width = model.blocks[0].attn1.inner_dim
+    assert apart(width) == (0, 0)
+    assert apart(width - 1) == (len(model.blocks), len(model.blocks))
 
 
 def test_heads_with_sinks_stay_together() -> None:
