@@ -93,6 +93,22 @@ def test_a_first_pass_that_is_dense_has_no_graph_of_its_own(
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_the_stride_of_a_batch_of_one_has_no_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patches from cuDNN have one that others have not."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    transformer = tiny_transformer()
+
+    def as_cudnn(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
+        out = out.contiguous(memory_format=torch.channels_last_3d)
+        return out.as_strided(out.shape, (out.shape[1], *out.stride()[1:]))
+
+    transformer.patch_embedding.register_forward_hook(as_cudnn)
+    RepeatedBlocks(transformer.blocks, CPU, "on")
+    with anchor_local(transformer):
+        one_pass(transformer, 3, 8)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_slices_caches_and_later_jobs_add_one_graph_each_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     # What is compiled, and when, is decided before the backend, which takes long.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
