@@ -19,6 +19,7 @@ from pipelines.loading import LoadedPipeline
 from pipelines.memory import release_memory
 from pipelines.tile import Tile
 
+Take = Callable[[Frames], None]
 # Pixels; a quarter of each side is blended with the neighbour. 256 is what Diffusers' video VAEs start with.
 TILE = Tile(side=256, stride=192)
 SMALL_TILE = Tile(side=128, stride=96)
@@ -44,23 +45,32 @@ def rungs(device: torch.device, width: int, height: int) -> list[Rung]:
     return ladder
 
 
+def _untaken() -> Take:
+    """Nobody wants frames before the last one is there."""
+    return lambda frames: None
+
+
 def decode(
     loaded: LoadedPipeline,
     params: JobParameters,
     latents: torch.Tensor,
     check_cancel: Callable[[], None],
     first: DecodeRung = "whole",
+    begin: Callable[[], Take] = _untaken,
 ) -> tuple[Frames, DecodeReport]:
     """Frames [F, H, W, 3] by the first rung that memory is enough for; those before ``first`` are not tried.
+
+    ``begin`` is called at the start of each rung and gives what takes its frames as they are decoded. Only
+    the last rung's frames are a clip, and only if this returns.
 
     Raises:
         JobFailedError: ``out_of_memory`` if it is for none; ``bad_output`` for a clip that is no clip.
     """
     failures: dict[DecodeRung, str] = {}
     ladder = rungs(loaded.device, params.width, params.height)
-    begin = next((index for index, rung in enumerate(ladder) if rung.name == first), 0)
-    for rung in ladder[begin:]:
-        frames = _try(loaded, params, latents, rung, check_cancel, failures)
+    start = next((index for index, rung in enumerate(ladder) if rung.name == first), 0)
+    for rung in ladder[start:]:
+        frames = _try(loaded, params, latents, rung, check_cancel, begin(), failures)
         if frames is not None:
             return frames, DecodeReport(rung=rung.name, failed=tuple(failures), fused=loaded.decodes_fused)
         _clean_up(loaded)
@@ -78,6 +88,7 @@ def _try(
     latents: torch.Tensor,
     rung: Rung,
     check_cancel: Callable[[], None],
+    take: Take,
     failures: dict[DecodeRung, str],
 ) -> Frames | None:
     """The frames, or None and a reason when memory ran out. The error, which holds tensors, ends in here."""
@@ -87,9 +98,11 @@ def _try(
             loaded.placement.decoding(rung.device),
             convolved_by_onednn(rung.device),
         ):
-            frames = np.concatenate(
-                [_checked(part, check_cancel) for part in loaded.family.decoded_parts(loaded.pipe, latents)]
-            )
+            parts = []
+            for pictures in loaded.family.decoded_parts(loaded.pipe, latents):
+                parts.append(_checked(pictures, check_cancel))
+                take(parts[-1])
+            frames = np.concatenate(parts)
             require_clip(frames, params.num_frames, params.height, params.width)
             return frames
     except (RuntimeError, MemoryError) as error:

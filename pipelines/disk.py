@@ -22,14 +22,24 @@ def written_beside(path: Path, suffix: str) -> Iterator[Path]:
     Raises:
         OSError: flushing or renaming failed.
     """
-    temporary = path.with_name(f".{path.stem[:MAX_STEM]}.{secrets.token_hex(4)}.tmp{suffix}")
+    temporary = temporary_beside(path, suffix)
     try:
         yield temporary
-        flush(temporary)
-        temporary.replace(path)
-        flush(path.parent)
+        put_in_place(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def temporary_beside(path: Path, suffix: str) -> Path:
+    """A name in the folder of ``path`` that no other file has."""
+    return path.with_name(f".{path.stem[:MAX_STEM]}.{secrets.token_hex(4)}.tmp{suffix}")
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Once it is on disk, the file replaces ``path``."""
+    flush(temporary)
+    temporary.replace(path)
+    flush(path.parent)
 
 
 def flush(path: Path) -> None:

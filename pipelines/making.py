@@ -1,7 +1,7 @@
 """The part of a job that needs the device: prompt to frames.
 
 Knows: the order of its stages, where it goes on from a checkpoint, and what must be undone afterwards. Does
-not know: threads, or the files that frames become.
+not know: threads, or how frames become files.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from configs.job import (
     JobEvent,
     JobParameters,
     MemoryReport,
-    RunEnvironment,
     StepSeconds,
 )
+from configs.manifest import Manifest
 from pipelines.attending import attention_report, parallel_report, swapped
 from pipelines.cancel import CancelFlag, checked_inside
 from pipelines.checkpoint import Checkpoint
 from pipelines.checkpointing import CheckpointKeeper
 from pipelines.computing import Computing
-from pipelines.decoding import decode
+from pipelines.decoding import Take, decode
 from pipelines.denoise import BetweenSteps, StepWatch, denoise, step_seconds
 from pipelines.failures import first_line, is_out_of_memory
 from pipelines.feed_forward import sliced_feed_forward
@@ -37,6 +37,7 @@ from pipelines.frames import Frames
 from pipelines.loading import LoadedPipeline
 from pipelines.manifests import environment_of
 from pipelines.memory import release_memory
+from pipelines.mp4 import Mp4Writer
 from pipelines.output_norm import sliced_output_norm
 from pipelines.previewing import Previewer
 from pipelines.split_guidance import split_guidance
@@ -49,9 +50,8 @@ class Made:
     """Frames, and all that is to be told of how they were made."""
 
     frames: Frames
-    attention: AttentionReport
+    manifest: Manifest
     decode: DecodeReport
-    environment: RunEnvironment
     steps: StepSeconds | None
     memory: MemoryReport
     compute: ComputeReport
@@ -92,8 +92,11 @@ class Making:
                 warn=self._warnings.append,
             )
 
-    def run(self) -> Made:
-        """Every stage up to the frames. Whatever happens, the pipeline is left as it was loaded."""
+    def run(self, video: Mp4Writer) -> Made:
+        """Every stage up to the frames, which ``video`` gets as they are decoded.
+
+        Whatever happens, the pipeline is left as it was loaded.
+        """
         loaded, flag = self._loaded, self._flag
         flag.check()
         points = loaded.family.cancel_modules(loaded.pipe)
@@ -114,17 +117,21 @@ class Making:
             else:
                 latents, report, seconds = self._denoised(attention, resume)
             loaded.placement.stop_encoding_ahead()
+            manifest = Manifest.of(self._params, report, environment_of(loaded), self._memory.report)
+
+            def begin() -> Take:
+                video.begin(manifest.model_dump_json())
+                return video.add
+
             with self._stages.stage("vae_decode"):
                 frames, decode_report = decode(
-                    loaded, self._params, latents, flag.check, self._memory.first_rung
+                    loaded, self._params, latents, flag.check, self._memory.first_rung, begin
                 )
             self._previewer.learn(latents, frames)
-            environment = environment_of(loaded)
         return Made(
             frames=frames,
-            attention=report,
+            manifest=manifest,
             decode=decode_report,
-            environment=environment,
             steps=step_seconds(seconds),
             memory=self._memory.report,
             compute=self._computing.report(),

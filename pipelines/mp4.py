@@ -9,29 +9,21 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import Self
 
 import imageio_ffmpeg
 
 from configs.job import JobFailedError, VideoFile
 from configs.manifest import Manifest
-from pipelines.disk import written_beside
+from pipelines.disk import put_in_place, temporary_beside
+from pipelines.encoding import CHECK_SECONDS, PIXEL_FORMAT, Encoder
 from pipelines.frames import Frames
-from pipelines.mp4_tags import HEADER, comment_in, with_comment
+from pipelines.mp4_tags import comment_in
 
 CODEC = "h264"
-PIXEL_FORMAT = "yuv420p"
-CRF = 18  # visually lossless
-# RGB to BT.709 in video range, and said so in the stream; players guess differently when it is not said.
-COLOURS = (
-    "scale=out_color_matrix=bt709:out_range=tv:flags=accurate_rnd+full_chroma_int,"
-    "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-)
 # From the start of a line: a comment can hold any text, but no line of its own.
 _STREAM = re.compile(
     r"^  Stream #0:\d+.*?: Video: (?P<codec>\w+).*?, (?P<pixels>\w+)(?:\([^)]*\))?, "
@@ -39,12 +31,101 @@ _STREAM = re.compile(
     re.MULTILINE,
 )
 _FRAMES = re.compile(r"^frame=\s*(\d+)$", re.MULTILINE)
-# How often somebody who waits for ffmpeg looks whether to go on waiting.
-CHECK_SECONDS = 0.1
 
 
 def _nothing() -> None:
     """While waiting."""
+
+
+class Mp4Writer:
+    """Writes a clip to ``path``, encoding its frames as they come: ``begin``, ``add`` ..., ``finish``.
+
+    Another ``begin`` starts over. After the with block nothing is left of a file that was not finished, and
+    ``path`` is as it was.
+
+    Raises:
+        JobFailedError: ``internal`` for odd sides; from ``begin`` and ``finish`` for a failing ffmpeg, a
+            full disk, or a file that is not what was asked.
+    """
+
+    def __init__(self, path: Path, width: int, height: int, fps: int) -> None:
+        if width % 2 or height % 2:
+            raise JobFailedError(
+                "internal", f"H.264 in {PIXEL_FORMAT} needs even sides, not {width}x{height}"
+            )
+        self._path = path.absolute()  # ffmpeg takes the "a" of a relative "a:b.mp4" for a protocol
+        self._width = width
+        self._height = height
+        self._fps = fps
+        self._metadata: str | None = None
+        self._encoder: Encoder | None = None
+        self._temporary = temporary_beside(self._path, ".mp4")
+        self._frames = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether frames can be added."""
+        return self._encoder is not None
+
+    def begin(self, metadata: str | None) -> None:
+        """Start ffmpeg. ``metadata`` becomes the file's comment; for ``read_manifest``, a manifest's JSON."""
+        self._drop()
+        self._metadata = metadata
+        with _as_job_failure(self._path):
+            self._encoder = Encoder(self._temporary, self._width, self._height, self._fps, metadata)
+
+    def add(self, frames: Frames) -> None:
+        """Frames [F, H, W, 3] that follow those before. Returns at once, whatever ffmpeg does."""
+        self._begun().add(frames)
+        self._frames += len(frames)
+
+    def finish(self, while_waiting: Callable[[], None]) -> VideoFile:
+        """Put the file in its place and return what probing it found.
+
+        ``while_waiting`` is called now and then; what it raises ends the writing.
+        """
+        with _as_job_failure(self._path):
+            self._begun().finish(while_waiting)
+            found = self._checked(while_waiting)
+            put_in_place(self._temporary, self._path)
+        return found
+
+    def _checked(self, while_waiting: Callable[[], None]) -> VideoFile:
+        with _running(_comment_arguments(self._temporary)) as reading:
+            found = probe_mp4(self._temporary, while_waiting=while_waiting)
+            comment = _comment(self._temporary, _outcome(reading, while_waiting))
+        wanted = found.model_copy(
+            update={
+                "codec": CODEC,
+                "pixel_format": PIXEL_FORMAT,
+                "width": self._width,
+                "height": self._height,
+                "frames": self._frames,
+                "fps": float(self._fps),
+            }
+        )
+        if found != wanted:
+            raise JobFailedError("internal", f"the MP4 written is {found!r}, asked was {wanted!r}")
+        if (comment or "") != (self._metadata or ""):
+            raise JobFailedError("internal", "the MP4 written does not hold the metadata that was given")
+        return found
+
+    def _begun(self) -> Encoder:
+        if self._encoder is None:
+            raise RuntimeError("begin comes first")
+        return self._encoder
+
+    def _drop(self) -> None:
+        encoder, self._encoder, self._frames = self._encoder, None, 0
+        if encoder is not None:
+            encoder.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._drop()
 
 
 def write_mp4(
@@ -52,44 +133,15 @@ def write_mp4(
     path: Path,
     fps: int,
     *,
-    before_frame: Callable[[], None],
+    while_waiting: Callable[[], None] = _nothing,
     metadata: str | None = None,
 ) -> VideoFile:
-    """Encode frames [F, H, W, 3] to ``path`` and return what probing the file found.
-
-    ``before_frame`` is called before each frame, and now and then while the file is probed; what it raises
-    stops the writing and leaves nothing behind.
-    ``metadata`` becomes the file's comment; for ``read_manifest``, the JSON of a manifest.
-
-    Raises:
-        JobFailedError: ``internal`` for odd sides, a failing ffmpeg, a full disk, or a file that is not what
-            was asked.
-    """
-    count, height, width, _ = frames.shape
-    if width % 2 or height % 2:
-        raise JobFailedError("internal", f"H.264 in {PIXEL_FORMAT} needs even sides, not {width}x{height}")
-    path = path.absolute()  # ffmpeg takes the "a" of a relative "a:b.mp4" for a protocol
-    try:
-        with written_beside(path, ".mp4") as temporary:
-            _encode(frames, temporary, fps, before_frame, metadata)
-            found = probe_mp4(temporary, while_waiting=before_frame)
-            wanted = found.model_copy(
-                update={
-                    "codec": CODEC,
-                    "pixel_format": PIXEL_FORMAT,
-                    "width": width,
-                    "height": height,
-                    "frames": count,
-                    "fps": float(fps),
-                }
-            )
-            if found != wanted:
-                raise JobFailedError("internal", f"the MP4 written is {found!r}, asked was {wanted!r}")
-            if (_comment(temporary, before_frame) or "") != (metadata or ""):
-                raise JobFailedError("internal", "the MP4 written does not hold the metadata that was given")
-    except OSError as error:
-        raise JobFailedError("internal", f"{path} cannot be written: {error}", retryable=True) from error
-    return found
+    """Write a clip [F, H, W, 3] whose frames are all there; see ``Mp4Writer``."""
+    _, height, width, _ = frames.shape
+    with Mp4Writer(path, width, height, fps) as writer:
+        writer.begin(metadata)
+        writer.add(frames)
+        return writer.finish(while_waiting)
 
 
 def probe_mp4(path: Path, *, while_waiting: Callable[[], None] = _nothing) -> VideoFile:
@@ -129,7 +181,7 @@ def read_manifest(path: Path) -> Manifest | None:
         ValueError: the comment is a manifest that this version cannot read; the message says why.
     """
     try:
-        content = json.loads(_comment(path) or "")
+        content = json.loads(_comment(path, _run(_comment_arguments(path), _nothing)) or "")
     except json.JSONDecodeError:
         return None
     if not isinstance(content, dict) or content.get("object") != Manifest.model_fields["object"].default:
@@ -144,9 +196,19 @@ def check_ffmpeg() -> None:
         raise JobFailedError("internal", f"ffmpeg does not run: {done.stderr.strip()[-500:]}")
 
 
-def _comment(path: Path, while_waiting: Callable[[], None] = _nothing) -> str | None:
-    wanted = ["-i", str(path.absolute()), "-f", "ffmetadata", "pipe:1"]
-    done = _run(["-v", "error", "-nostdin", *wanted], while_waiting)
+@contextlib.contextmanager
+def _as_job_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JobFailedError("internal", f"{path} cannot be written: {error}", retryable=True) from error
+
+
+def _comment_arguments(path: Path) -> list[str]:
+    return ["-v", "error", "-nostdin", "-i", str(path.absolute()), "-f", "ffmetadata", "pipe:1"]
+
+
+def _comment(path: Path, done: subprocess.CompletedProcess[str]) -> str | None:
     if done.returncode != 0:
         reason = " / ".join(done.stderr.strip().splitlines()[-3:])
         raise JobFailedError("internal", f"{path} is no file that ffmpeg can read: {reason}")
@@ -154,6 +216,13 @@ def _comment(path: Path, while_waiting: Callable[[], None] = _nothing) -> str | 
 
 
 def _run(arguments: list[str], while_waiting: Callable[[], None]) -> subprocess.CompletedProcess[str]:
+    with _running(arguments) as process:
+        return _outcome(process, while_waiting)
+
+
+@contextlib.contextmanager
+def _running(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """ffmpeg, which is ended if the block raises."""
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     try:
         process = subprocess.Popen(
@@ -168,87 +237,17 @@ def _run(arguments: list[str], while_waiting: Callable[[], None]) -> subprocess.
         raise JobFailedError("internal", f"ffmpeg ({ffmpeg}) cannot be run: {error}") from error
     with process:
         try:
-            while True:
-                while_waiting()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    said, complained = process.communicate(timeout=CHECK_SECONDS)
-                    return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
+            yield process
         except BaseException:
             process.kill()
             raise
 
 
-def _encode(
-    frames: Frames, path: Path, fps: int, before_frame: Callable[[], None], metadata: str | None
-) -> None:
-    written = 0
-    with _ffmpeg_for(frames, path, fps, metadata) as (process, complaints):
-        try:
-            for frame in frames:
-                before_frame()
-                _pipe(process).write(frame.tobytes())
-                written += 1
-            _pipe(process).close()
-            process.wait()
-        except BrokenPipeError:
-            process.wait()
-        if process.returncode != 0 or written < len(frames):
-            complaints.seek(0)
-            said = complaints.read().decode("utf-8", "replace").strip() or "without a word"
-            raise JobFailedError(
-                "internal",
-                f"ffmpeg stopped at frame {written} of {len(frames)} ({said[-300:]}); "
-                f"{shutil.disk_usage(path.parent).free} bytes are free in {path.parent}",
-                retryable=True,
-            )
-
-
-@contextlib.contextmanager
-def _ffmpeg_for(
-    frames: Frames, path: Path, fps: int, metadata: str | None
-) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """ffmpeg waiting for frames, and what it complains of; it is ended with the block, however that ends."""
-    nameless = tempfile.TemporaryFile
-    with nameless(dir=path.parent) as complaints, nameless(dir=path.parent) as tags:
-        tags.write((with_comment(metadata) if metadata is not None else HEADER).encode("utf-8"))
-        tags.seek(0)
-        process = _start(_encode_options(frames, fps, tags.fileno(), path), tags, complaints)
-        try:
-            yield process, complaints
-        finally:
-            process.kill()
-            with contextlib.suppress(BrokenPipeError):
-                _pipe(process).close()
-            process.wait()
-
-
-def _start(arguments: list[str], tags: IO[bytes], complaints: IO[bytes]) -> subprocess.Popen[bytes]:
-    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
-    try:
-        return subprocess.Popen(
-            [ffmpeg, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=complaints,
-            pass_fds=[tags.fileno()],
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise JobFailedError("internal", f"ffmpeg ({ffmpeg}) cannot be run: {error}") from error
-
-
-def _encode_options(frames: Frames, fps: int, tags: int, path: Path) -> list[str]:
-    # Metadata comes through a file and not in an argument: other users can read the arguments of a process.
-    tags_in = ["-f", "ffmetadata", "-i", f"pipe:{tags}"]
-    layout = ["-pix_fmt", "rgb24", "-video_size", f"{frames.shape[2]}x{frames.shape[1]}", "-r", str(fps)]
-    frames_in = ["-f", "rawvideo", *layout, "-i", "pipe:0"]
-    streams = ["-map", "1:v:0", "-map_metadata", "0"]
-    codec = ["-c:v", "libx264", "-pix_fmt", PIXEL_FORMAT, "-crf", str(CRF), "-vf", COLOURS]
-    container = ["-movflags", "+faststart", "-f", "mp4", str(path)]
-    return ["-v", "error", "-y", *tags_in, *frames_in, *streams, *codec, *container]
-
-
-def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    if process.stdin is None:
-        raise TypeError("ffmpeg was started without a pipe")
-    return process.stdin
+def _outcome(
+    process: subprocess.Popen[str], while_waiting: Callable[[], None]
+) -> subprocess.CompletedProcess[str]:
+    while True:
+        while_waiting()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said, complained = process.communicate(timeout=CHECK_SECONDS)
+            return subprocess.CompletedProcess(process.args, process.returncode, said, complained)

@@ -29,6 +29,7 @@ from pipelines.failures import ended_by
 from pipelines.loading import LoadedPipeline
 from pipelines.making import Made, Making
 from pipelines.memory import release_memory
+from pipelines.mp4 import Mp4Writer
 from pipelines.stages import StageRecorder
 from pipelines.writing import write_files
 
@@ -130,18 +131,26 @@ class _Job:
 
     def run(self) -> Outcome:
         """Both parts. Whatever the thread does not pass on would hang the caller."""
-        made = self._attempt(self._on_device)
+        return self._attempt(self._both_parts)
+
+    def _both_parts(self) -> Outcome:
+        params = self._params
+        with Mp4Writer(self._paths.video, params.width, params.height, params.fps) as video:
+            return self._one_after_the_other(video)
+
+    def _one_after_the_other(self, video: Mp4Writer) -> Outcome:
+        made = self._attempt(lambda: self._on_device(video))
         made = self._attempt(lambda: _with_memory_released(made, self._loaded.device))
         self._hold.release()
         if not isinstance(made, Made):
             return made
         self._emit(DeviceReleased())
-        outcome = self._attempt(lambda: self._beside_device(made))
+        outcome = self._attempt(lambda: self._beside_device(made, video))
         if not isinstance(outcome, JobFinished):
             gc.collect()
         return outcome
 
-    def _on_device(self) -> Made:
+    def _on_device(self, video: Mp4Writer) -> Made:
         folder = self._paths.video.parent
         if not folder.is_dir():
             raise JobFailedError("internal", f"the output folder {folder} does not exist")
@@ -153,11 +162,10 @@ class _Job:
             self._flag,
             self._emit,
             self._stages,
-        ).run()
+        ).run(video)
 
-    def _beside_device(self, made: Made) -> JobFinished:
-        loaded, params, stages = self._loaded, self._params, self._stages
-        return JobFinished(write_files(made, loaded, params, self._paths, stages, self._flag))
+    def _beside_device(self, made: Made, video: Mp4Writer) -> JobFinished:
+        return JobFinished(write_files(made, video, self._loaded, self._paths, self._stages, self._flag))
 
     def _attempt(self, work: Callable[[], Result]) -> Result | Failure:
         try:

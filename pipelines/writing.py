@@ -4,25 +4,24 @@ Knows: which files a job has, and in which order they are written. Does not know
 are made. Another job may run on the pipeline meanwhile.
 """
 
-from configs.job import JobParameters, JobPaths, JobResult
-from configs.manifest import Manifest
+from configs.job import JobPaths, JobResult
 from pipelines.cancel import CancelFlag
 from pipelines.loading import LoadedPipeline
 from pipelines.making import Made
-from pipelines.mp4 import write_mp4
+from pipelines.mp4 import Mp4Writer
 from pipelines.stages import StageRecorder
 from pipelines.stills import write_spritesheet, write_thumbnail
 
 
 def write_files(
     made: Made,
+    video: Mp4Writer,
     loaded: LoadedPipeline,
-    params: JobParameters,
     paths: JobPaths,
     stages: StageRecorder,
     flag: CancelFlag,
 ) -> JobResult:
-    """Write what ``paths`` asks for. The video comes last; without it no picture is left.
+    """Write what ``paths`` asks for. ``video`` has all frames and comes last; without it no picture is left.
 
     Raises:
         JobFailedError: ``internal``, as on a full disk.
@@ -32,8 +31,7 @@ def write_files(
             thumbnail = write_thumbnail(made.frames, paths.thumbnail) if paths.thumbnail else None
             flag.check()
             spritesheet = write_spritesheet(made.frames, paths.spritesheet) if paths.spritesheet else None
-            manifest = Manifest.of(params, made.attention, made.environment, made.memory).model_dump_json()
-            file = write_mp4(made.frames, paths.video, params.fps, before_frame=flag.check, metadata=manifest)
+            file = video.finish(while_waiting=flag.check)
     except BaseException:
         for path in (paths.thumbnail, paths.spritesheet):
             if path is not None:
@@ -47,9 +45,9 @@ def write_files(
         memory=made.memory,
         compute=made.compute,
         resumed_from_step=made.resumed_from_step,
-        environment=made.environment,
+        environment=made.manifest.environment,
         metrics=stages.metrics(made.steps),
-        attention=made.attention,
+        attention=made.manifest.attention,
         device=str(loaded.device),
         dtype=str(loaded.dtype).removeprefix("torch."),
         warnings=made.warnings,

@@ -80,7 +80,7 @@ def test_goes_on_from_kept_clips_and_scores_what_their_files_show(command: Comma
         (right, other), torch.Generator().manual_seed(0), height=SIDE, width=SIDE, num_frames=FRAMES
     )
     for number, frames in enumerate(to_frames(drawn)):
-        write_mp4(frames, clips / "dense" / f"{number:03d}.mp4", 16, before_frame=lambda: None)
+        write_mp4(frames, clips / "dense" / f"{number:03d}.mp4", 16)
     again = command("--attention", "dense")
     assert again["runs"]["dense"]["seconds"] == first["runs"]["dense"]["seconds"]
     assert again["runs"]["dense"]["score"]["all_five"] == 0.5

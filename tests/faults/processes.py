@@ -50,9 +50,23 @@ def children(pid: int) -> list[int]:
     return [child for child in every if fields(child)[1] == str(pid) and state(child) not in "ZX"]
 
 
+def ffmpegs_of(pid: int) -> dict[int, str]:
+    """The ffmpegs that a process has started and that have not ended, with their command lines."""
+    commands = {child: command(child) for child in children(pid)}
+    return {child: text for child, text in commands.items() if "ffmpeg" in text.partition(" ")[0]}
+
+
 def ffmpeg_of(pid: int) -> int | None:
     """The ffmpeg that a process has started, if it runs."""
-    return next((child for child in children(pid) if "ffmpeg" in command(child).partition(" ")[0]), None)
+    return next(iter(ffmpegs_of(pid)), None)
+
+
+def read_bytes(pid: int) -> int:
+    """How much it has read, from files and pipes; 0 if there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/io").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def threads(pid: int) -> int:

@@ -18,10 +18,10 @@ from pipelines import LoadedPipeline, run_job
 
 # How often a job of 3 steps and 3 latent frames asks whether it is cancelled: at its start, before 2 text
 # blocks, before 2 blocks and after each of 3 steps, before 3 latent frames, before rounding each of 9 frames,
-# between the two pictures, before 9 frames of the file, as its probe starts, and now and then after that.
+# between the two pictures, before waiting for the file, and now and then until that is written and probed.
 AT_START, IN_TEXT = 1, 2
 IN_FIRST_STEP, IN_SECOND_STEP, AFTER_LAST_STEP = 4, 8, 12
-IN_DECODE, IN_ROUNDING, AFTER_THUMBNAIL, IN_FILE, IN_PROBE = 14, 20, 25, 30, 35
+IN_DECODE, IN_ROUNDING, AFTER_THUMBNAIL, IN_FILE = 14, 20, 25, 26
 
 
 class CancelAt:

@@ -3,13 +3,13 @@
 import contextlib
 import hashlib
 import json
+import os
 import resource
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from configs.job import JobCancelledError, JobFailedError
 from pipelines.frames import Frames
-from pipelines.mp4 import check_ffmpeg, probe_mp4, read_manifest, write_mp4
+from pipelines.mp4 import Mp4Writer, check_ffmpeg, probe_mp4, read_manifest, write_mp4
 from tests.configs.test_manifest import manifest_of
+from tests.faults.processes import ffmpegs_of
 from tests.pipelines.clips import decoded_frames, top_level_boxes
 
 
@@ -38,13 +39,9 @@ def _noise(count: int = 40) -> Frames:
     return np.random.default_rng(0).integers(0, 256, (count, 128, 128, 3), dtype=np.uint8)
 
 
-def _nothing() -> None:
-    """Before each frame."""
-
-
 def test_a_clip_is_what_was_asked(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
-    found = write_mp4(_moving_square(), path, 16, before_frame=_nothing)
+    found = write_mp4(_moving_square(), path, 16)
     assert (found.codec, found.pixel_format) == ("h264", "yuv420p")
     assert (found.width, found.height, found.frames, found.fps) == (96, 64, 9, 16.0)
     assert found.bytes == path.stat().st_size
@@ -55,7 +52,7 @@ def test_a_clip_is_what_was_asked(tmp_path: Path) -> None:
 
 def test_decoded_frames_are_the_ones_written(tmp_path: Path) -> None:
     frames = _moving_square()
-    write_mp4(frames, tmp_path / "clip.mp4", 16, before_frame=_nothing)
+    write_mp4(frames, tmp_path / "clip.mp4", 16)
     decoded = decoded_frames(tmp_path / "clip.mp4", 64, 96)
     assert decoded.shape == frames.shape
     error = np.abs(decoded.astype(int) - frames)
@@ -68,13 +65,13 @@ def test_decoded_frames_are_the_ones_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("colour", [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)])
 def test_colours_survive(tmp_path: Path, colour: tuple[int, int, int]) -> None:
     frames = np.full((3, 32, 32, 3), colour, np.uint8)
-    write_mp4(frames, tmp_path / "clip.mp4", 8, before_frame=_nothing)
+    write_mp4(frames, tmp_path / "clip.mp4", 8)
     decoded = decoded_frames(tmp_path / "clip.mp4", 32, 32)
     assert np.abs(decoded.astype(int) - colour).max() <= 3
 
 
 def test_the_index_comes_before_the_pictures(tmp_path: Path) -> None:
-    write_mp4(_noise(), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+    write_mp4(_noise(), tmp_path / "clip.mp4", 16)
     boxes = top_level_boxes(tmp_path / "clip.mp4")
     assert boxes[0] == "ftyp"
     assert boxes.index("moov") < boxes.index("mdat")
@@ -83,32 +80,30 @@ def test_the_index_comes_before_the_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fps", [1, 8, 16, 24, 25, 30, 60, 119, 120])
 @pytest.mark.parametrize("count", [1, 5])
 def test_frame_counts_and_rates(tmp_path: Path, count: int, fps: int) -> None:
-    found = write_mp4(_moving_square(count), tmp_path / "clip.mp4", fps, before_frame=_nothing)
+    found = write_mp4(_moving_square(count), tmp_path / "clip.mp4", fps)
     assert (found.frames, found.fps) == (count, fps)
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (18, 34), (480, 832), (46, 270)])
 def test_sizes_are_kept_exactly(tmp_path: Path, height: int, width: int) -> None:
-    found = write_mp4(_moving_square(2, height, width), tmp_path / "c.mp4", 16, before_frame=_nothing)
+    found = write_mp4(_moving_square(2, height, width), tmp_path / "c.mp4", 16)
     assert (found.width, found.height) == (width, height)
 
 
 @pytest.mark.parametrize(("height", "width"), [(63, 64), (64, 63)])
 def test_odd_sides_are_refused(tmp_path: Path, height: int, width: int) -> None:
     with pytest.raises(JobFailedError, match=f"even sides, not {width}x{height}"):
-        write_mp4(_moving_square(2, height, width), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+        write_mp4(_moving_square(2, height, width), tmp_path / "clip.mp4", 16)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_same_frames_make_the_same_file(tmp_path: Path) -> None:
-    first, second = (
-        write_mp4(_moving_square(), tmp_path / name, 16, before_frame=_nothing) for name in ("a.mp4", "b.mp4")
-    )
+    first, second = (write_mp4(_moving_square(), tmp_path / name, 16) for name in ("a.mp4", "b.mp4"))
     assert first == second
 
 
 def test_a_name_without_suffix_is_an_mp4_too(tmp_path: Path) -> None:
-    write_mp4(_moving_square(), tmp_path / "clip", 16, before_frame=_nothing)
+    write_mp4(_moving_square(), tmp_path / "clip", 16)
     assert top_level_boxes(tmp_path / "clip")[0] == "ftyp"
 
 
@@ -119,24 +114,25 @@ def test_every_name_of_the_file_system_will_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = write_mp4(_moving_square(), Path(name), 16, before_frame=_nothing)
+    found = write_mp4(_moving_square(), Path(name), 16)
     assert probe_mp4(Path(name)) == found
     assert list(tmp_path.iterdir()) == [tmp_path / name]
 
 
-def test_cancel_between_frames_leaves_nothing_and_keeps_an_old_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("argument", ["libx264", "-f null"], ids=["encode", "probe"])
+def test_cancel_while_ffmpeg_runs_leaves_nothing_and_keeps_an_old_file(tmp_path: Path, argument: str) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(b"old")
-    frames_left = iter(range(3))
 
-    def before_frame() -> None:
-        if next(frames_left, None) is None:
+    def while_waiting() -> None:
+        if any(argument in command for command in ffmpegs_of(os.getpid()).values()):
             raise JobCancelledError
 
     with pytest.raises(JobCancelledError):
-        write_mp4(_moving_square(), path, 16, before_frame=before_frame)
+        write_mp4(_noise(), path, 16, while_waiting=while_waiting)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"old"
+    assert not ffmpegs_of(os.getpid())
 
 
 def test_cancel_while_the_file_is_probed_ends_ffmpeg_and_leaves_nothing(
@@ -144,7 +140,7 @@ def test_cancel_while_the_file_is_probed_ends_ffmpeg_and_leaves_nothing(
 ) -> None:
     folder, started = tmp_path / "clips", tmp_path / "started"
     folder.mkdir()
-    write_mp4(_moving_square(), folder / "clip.mp4", 16, before_frame=_nothing)
+    write_mp4(_moving_square(), folder / "clip.mp4", 16)
     script = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", _fake_ffmpeg(tmp_path, script))
 
@@ -157,18 +153,6 @@ def test_cancel_while_the_file_is_probed_ends_ffmpeg_and_leaves_nothing(
     assert not Path(f"/proc/{started.read_text()}").exists()
 
 
-def test_cancel_after_the_last_frame_leaves_nothing(tmp_path: Path) -> None:
-    calls_left = iter(range(9))  # one for each frame: the next one is the probe's
-
-    def before_frame() -> None:
-        if next(calls_left, None) is None:
-            raise JobCancelledError
-
-    with pytest.raises(JobCancelledError):
-        write_mp4(_moving_square(), tmp_path / "clip.mp4", 16, before_frame=before_frame)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_old_file_is_replaced_at_once(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(b"old")
@@ -176,7 +160,7 @@ def test_the_old_file_is_replaced_at_once(tmp_path: Path) -> None:
     def old_file_is_there() -> None:
         assert path.read_bytes() == b"old"
 
-    write_mp4(_moving_square(), path, 16, before_frame=old_file_is_there)
+    write_mp4(_moving_square(), path, 16, while_waiting=old_file_is_there)
     assert probe_mp4(path).frames == 9
 
 
@@ -195,7 +179,7 @@ def _no_room_for_files() -> Iterator[None]:
 @pytest.mark.parametrize("count", [6, 200], ids=["found at the end", "found while writing"])
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, count: int) -> None:
     with pytest.raises(JobFailedError) as caught:
-        write_mp4(_noise(count), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+        write_mp4(_noise(count), tmp_path / "clip.mp4", 16)
     assert caught.value.code == "internal"
     assert str(tmp_path) in caught.value.message
     assert list(tmp_path.iterdir()) == []
@@ -214,7 +198,7 @@ def test_an_ffmpeg_that_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", _fake_ffmpeg(tmp_path, script))
     with pytest.raises(JobFailedError) as caught:
-        write_mp4(_noise(), folder / "clip.mp4", 16, before_frame=_nothing)
+        write_mp4(_noise(), folder / "clip.mp4", 16)
     assert caught.value.code == "internal"
     assert list(folder.iterdir()) == []
 
@@ -225,16 +209,16 @@ def test_an_ffmpeg_that_stops_half_way_is_said(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(
         JobFailedError, match=r"ffmpeg stopped at frame \d+ of 40 .* bytes are free in"
     ) as caught:
-        write_mp4(_noise(), tmp_path / "clip.mp4", 16, before_frame=_nothing)
+        write_mp4(_noise(), tmp_path / "clip.mp4", 16)
     assert caught.value.retryable
 
 
 def test_no_ffmpeg_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "clip.mp4"
-    write_mp4(_moving_square(), path, 16, before_frame=_nothing)
+    write_mp4(_moving_square(), path, 16)
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "absent"))
     with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
-        write_mp4(_moving_square(), path, 16, before_frame=_nothing)
+        write_mp4(_moving_square(), path, 16)
     with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
         probe_mp4(path)
     with pytest.raises(JobFailedError, match=r"ffmpeg \(.*absent\) cannot be run"):
@@ -248,14 +232,14 @@ def test_no_ffmpeg_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(JobFailedError, match="absent") as caught:
-        write_mp4(_moving_square(), tmp_path / "absent/clip.mp4", 16, before_frame=_nothing)
+        write_mp4(_moving_square(), tmp_path / "absent/clip.mp4", 16)
     assert caught.value.code == "internal"
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.95])
 def test_a_file_that_is_not_whole_does_not_pass_the_probe(tmp_path: Path, kept: float) -> None:
     path = tmp_path / "clip.mp4"
-    found = write_mp4(_noise(), path, 16, before_frame=_nothing)
+    found = write_mp4(_noise(), path, 16)
     path.write_bytes(path.read_bytes()[: int(found.bytes * kept)])
     with pytest.raises(JobFailedError, match="is no video that ffmpeg can decode"):
         probe_mp4(path)
@@ -280,13 +264,13 @@ HOSTILE_TEXTS = {
 @pytest.mark.parametrize("prompt", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
 def test_the_manifest_comes_back_from_the_file(tmp_path: Path, prompt: str) -> None:
     path, manifest = tmp_path / "clip.mp4", manifest_of(prompt)
-    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=manifest.model_dump_json())
+    write_mp4(_moving_square(), path, 16, metadata=manifest.model_dump_json())
     assert read_manifest(path) == manifest
 
 
 def test_any_player_shows_the_manifest_as_the_comment(tmp_path: Path) -> None:
     path, metadata = tmp_path / "clip.mp4", manifest_of("a red circle").model_dump_json()
-    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=metadata)
+    write_mp4(_moving_square(), path, 16, metadata=metadata)
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-hide_banner", "-i", str(path)]
     said = subprocess.run(command, capture_output=True, encoding="utf-8").stderr
     assert f"    comment         : {metadata[:200]}" in said  # it shows the beginning of long ones
@@ -295,8 +279,8 @@ def test_any_player_shows_the_manifest_as_the_comment(tmp_path: Path) -> None:
 def test_a_manifest_changes_neither_the_pictures_nor_the_order_of_the_file(tmp_path: Path) -> None:
     plain, tagged = tmp_path / "plain.mp4", tmp_path / "tagged.mp4"
     metadata = manifest_of("a red circle").model_dump_json()
-    write_mp4(_moving_square(), plain, 16, before_frame=_nothing)
-    write_mp4(_moving_square(), tagged, 16, before_frame=_nothing, metadata=metadata)
+    write_mp4(_moving_square(), plain, 16)
+    write_mp4(_moving_square(), tagged, 16, metadata=metadata)
     assert np.array_equal(decoded_frames(plain, 64, 96), decoded_frames(tagged, 64, 96))
     assert top_level_boxes(plain) == top_level_boxes(tagged) == ["ftyp", "moov", "free", "mdat"]
 
@@ -305,16 +289,14 @@ def test_the_text_is_in_no_argument_of_a_process(tmp_path: Path) -> None:
     """Other users of a machine can read the arguments."""
     seen: list[bytes] = []
 
-    def look() -> None:
-        """Until the encoder has arguments, which it has a moment after it was started."""
-        give_up_at = time.monotonic() + 10
-        while not any(b"libx264" in arguments for arguments in seen) and time.monotonic() < give_up_at:
-            for arguments in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    seen.append(arguments.read_bytes())
-
     secret = secrets.token_hex(8)
-    write_mp4(_moving_square(1), tmp_path / "clip.mp4", 16, before_frame=look, metadata=secret)
+    with Mp4Writer(tmp_path / "clip.mp4", 96, 64, 16) as writer:
+        writer.begin(secret)
+        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                seen.append(arguments.read_bytes())
+        writer.add(_moving_square(1))
+        writer.finish(lambda: None)
     assert any(b"libx264" in arguments for arguments in seen)
     assert not any(secret.encode() in arguments for arguments in seen)
 
@@ -322,14 +304,14 @@ def test_the_text_is_in_no_argument_of_a_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("comment", [None, "", "hello", "[1]", '{"object": "video"}', '{"object": '])
 def test_a_file_without_a_manifest(tmp_path: Path, comment: str | None) -> None:
     path = tmp_path / "clip.mp4"
-    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=comment)
+    write_mp4(_moving_square(), path, 16, metadata=comment)
     assert read_manifest(path) is None
 
 
 def test_a_manifest_of_another_version_is_no_missing_one(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     newer = json.dumps(manifest_of().model_dump(mode="json") | {"version": 2})
-    write_mp4(_moving_square(), path, 16, before_frame=_nothing, metadata=newer)
+    write_mp4(_moving_square(), path, 16, metadata=newer)
     with pytest.raises(ValidationError, match="version"):
         read_manifest(path)
 

@@ -34,7 +34,7 @@ def _stock_file(loaded: LoadedPipeline, params: JobParameters, path: Path, resul
     assert result.environment is not None
     manifest = Manifest.of(params, result.attention, result.environment, result.memory).model_dump_json()
     frames = stock_frames(loaded, params)
-    return write_mp4(frames, path, params.fps, before_frame=lambda: None, metadata=manifest)
+    return write_mp4(frames, path, params.fps, metadata=manifest)
 
 
 def test_events_come_in_the_order_of_the_work(

@@ -22,7 +22,7 @@ from tests.pipelines.jobs import IN_FILE, CancelAt, failure_of, finished
 
 
 class Gate:
-    """``is_cancelled`` that lets the job write no frame until it is open."""
+    """``is_cancelled`` that lets the job finish no file until it is open."""
 
     def __init__(self, *, then_cancel: bool = False) -> None:
         self._calls = 0

@@ -164,7 +164,7 @@ def test_a_file_without_a_manifest_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     video, text = tmp_path / "a.mp4", tmp_path / "a.json"
-    write_mp4(np.zeros((2, 16, 16, 3), np.uint8), video, 8, before_frame=lambda: None)
+    write_mp4(np.zeros((2, 16, 16, 3), np.uint8), video, 8)
     text.write_text('{"version": 1}')
     for path, expected in ((video, "a.mp4 holds no manifest"), (text, "a.json: parameters is required")):
         wish = ("generate", "-o", str(tmp_path / "x.mp4"), "--manifest", str(path))
