@@ -64,8 +64,8 @@ class Encoder:
         self._added += len(frames)
         self._waiting.put(np.ascontiguousarray(frames))
 
-    def finish(self, while_waiting: Callable[[], None]) -> None:
-        """Wait until the file is written; ``while_waiting`` is called now and then and may raise.
+    def finish(self, while_waiting: Callable[[], None]) -> int:
+        """Wait until the file is written: its frames. ``while_waiting`` is called now and then and may raise.
 
         Raises:
             JobFailedError: ``internal`` if ffmpeg failed, as on a full disk.
@@ -83,6 +83,7 @@ class Encoder:
                 f"{shutil.disk_usage(self._path.parent).free} bytes are free in {self._path.parent}",
                 retryable=True,
             )
+        return self._written
 
     def close(self) -> None:
         """End ffmpeg, if it is still at work, and the thread with it."""

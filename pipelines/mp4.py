@@ -60,12 +60,6 @@ class Mp4Writer:
         self._metadata: str | None = None
         self._encoder: Encoder | None = None
         self._temporary = temporary_beside(self._path, ".mp4")
-        self._frames = 0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether frames can be added."""
-        return self._encoder is not None
 
     def begin(self, metadata: str | None) -> None:
         """Start ffmpeg. ``metadata`` becomes the file's comment; for ``read_manifest``, a manifest's JSON."""
@@ -77,7 +71,6 @@ class Mp4Writer:
     def add(self, frames: Frames) -> None:
         """Frames [F, H, W, 3] that follow those before. Returns at once, whatever ffmpeg does."""
         self._begun().add(frames)
-        self._frames += len(frames)
 
     def finish(self, while_waiting: Callable[[], None]) -> VideoFile:
         """Put the file in its place and return what probing it found.
@@ -85,12 +78,13 @@ class Mp4Writer:
         ``while_waiting`` is called now and then; what it raises ends the writing.
         """
         with _as_job_failure(self._path):
-            self._begun().finish(while_waiting)
-            found = self._checked(while_waiting)
+            frames = self._begun().finish(while_waiting)
+            found = self._checked(frames, while_waiting)
             put_in_place(self._temporary, self._path)
         return found
 
-    def _checked(self, while_waiting: Callable[[], None]) -> VideoFile:
+    def _checked(self, frames: int, while_waiting: Callable[[], None]) -> VideoFile:
+        """What probing the file finds; it must be what was asked, its comment too."""
         with _running(_comment_arguments(self._temporary)) as reading:
             found = probe_mp4(self._temporary, while_waiting=while_waiting)
             comment = _comment(self._temporary, _outcome(reading, while_waiting))
@@ -100,7 +94,7 @@ class Mp4Writer:
                 "pixel_format": PIXEL_FORMAT,
                 "width": self._width,
                 "height": self._height,
-                "frames": self._frames,
+                "frames": frames,
                 "fps": float(self._fps),
             }
         )
@@ -116,7 +110,7 @@ class Mp4Writer:
         return self._encoder
 
     def _drop(self) -> None:
-        encoder, self._encoder, self._frames = self._encoder, None, 0
+        encoder, self._encoder = self._encoder, None
         if encoder is not None:
             encoder.close()
         self._temporary.unlink(missing_ok=True)
