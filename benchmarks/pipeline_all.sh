@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every row that compares whole steps and jobs with stock Diffusers on one 141 GB GPU, most important first:
 #     sh benchmarks/pipeline_all.sh RESULTS_FOLDER
-# Each command has a time limit, 13 minutes in all, and leaves a JSON file of what it measured until then.
+# Each command has a time limit, 10 minutes in all, and leaves a JSON file of what it measured until then.
 # PYTHON names another interpreter than python3. Compiled code is kept between the commands.
 set -u
 out=${1:?usage: pipeline_all.sh RESULTS_FOLDER}
@@ -17,15 +17,15 @@ limited() {
 }
 
 limited 120 step_1.3b wan2.1-t2v-1.3b --step-only --rounds 3 --repeats 5 \
-    --variants stock stock+compile dense+compile sparse+compile sparse+compile+chunks sparse+compile+fp8 \
+    --variants stock dense+compile sparse+compile sparse+compile+chunks sparse+compile+fp8+fp8attention \
     sparse+compile+chunks+fp8+fp8attention
 limited 120 step_14b wan2.1-t2v-14b --step-only --layers 8 --rounds 2 --repeats 2 \
     --variants stock dense+compile sparse+compile sparse+compile+chunks sparse+compile+fp8+fp8attention \
     sparse+compile+fp8+fp8attention+chunks
 # Weights of jobs that are offloaded are pinned on the host, 17 GiB for each such variant.
-limited 400 job_1.3b wan2.1-t2v-1.3b --job --steps 20 --dense-steps 0 --rounds 1 \
-    --variants stock sparse+compile+chunks+model sparse+compile+chunks+vae16+encoder
-limited 80 step_article article-7b --step-only --rounds 3 --repeats 3 \
+limited 230 job_1.3b wan2.1-t2v-1.3b --job --steps 20 --dense-steps 0 --rounds 1 \
+    --variants stock sparse+compile+chunks+vae16+encoder dense+compile+chunks+vae16+encoder
+limited 80 step_article article-7b --step-only --rounds 2 --repeats 3 \
     --variants stock dense+compile sparse+compile sparse+compile+chunks
 limited 60 scores_article article-7b --step-only --rounds 1 --repeats 2 --in-turn \
     --variants stock stock+scores sparse+compile+chunks
