@@ -5,7 +5,7 @@ between them. Does not know: how a family decodes or tiles, or how latents are m
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from configs.job import DecodeReport, DecodeRung, JobFailedError, JobParameters
 from pipelines.convolution import convolved_by_onednn
 from pipelines.failures import first_line, is_out_of_memory
-from pipelines.frames import Frames, require_clip, require_finite, to_frames
+from pipelines.frames import Frames, Leaving, require_clip
 from pipelines.loading import LoadedPipeline
 from pipelines.memory import release_memory
 from pipelines.tile import Tile
@@ -99,9 +99,9 @@ def _try(
             convolved_by_onednn(rung.device),
         ):
             parts = []
-            for pictures in loaded.family.decoded_parts(loaded.pipe, latents):
-                parts.append(_checked(pictures, check_cancel))
-                take(parts[-1])
+            for part in _left(loaded.family.decoded_parts(loaded.pipe, latents), check_cancel):
+                parts.append(part)
+                take(part)
             frames = np.concatenate(parts)
             require_clip(frames, params.num_frames, params.height, params.width)
             return frames
@@ -118,8 +118,15 @@ def _clean_up(loaded: LoadedPipeline) -> None:
     release_memory(loaded.device)
 
 
-def _checked(pictures: torch.Tensor, check_cancel: Callable[[], None]) -> Frames:
-    """Rounded on the device, so that a quarter of the bytes leave it."""
-    hint = RANGE_HINT if pictures.dtype == torch.float16 else ""
-    require_finite(pictures, "decoded pictures", hint)
-    return to_frames(pictures, before_frame=check_cancel)
+def _left(parts: Iterable[torch.Tensor], check_cancel: Callable[[], None]) -> Iterator[Frames]:
+    """Each part's frames. A device that works by itself begins with the next part's decode before that."""
+    waiting: list[Leaving] = []
+    for pictures in parts:
+        hint = RANGE_HINT if pictures.dtype == torch.float16 else ""
+        # Rounded on the device, so that a quarter of the bytes leave it.
+        waiting.append(Leaving(pictures, hint=hint, before_frame=check_cancel))
+        del pictures
+        if len(waiting) > 1 or waiting[0].are_here:
+            yield waiting.pop(0).frames()
+    for rest in waiting:
+        yield rest.frames()

@@ -15,30 +15,66 @@ from configs.job import JobFailedError
 Frames = NDArray[np.uint8]
 
 
-def require_finite(tensor: torch.Tensor, what: str, hint: str = "") -> None:
-    """Raise JobFailedError("bad_output") if any value is NaN or infinite; the hint ends its message."""
-    finite = torch.isfinite(tensor)
-    if not bool(finite.all()):
-        bad = int(finite.numel() - finite.sum())
-        raise JobFailedError(
-            "bad_output", f"{what}: {bad} of {finite.numel()} values are NaN or infinite{hint}"
-        )
+def require_finite(tensor: torch.Tensor, what: str) -> None:
+    """Raise JobFailedError("bad_output") if any value is NaN or infinite."""
+    _require_none(int(_infinite(tensor)), tensor.numel(), what)
 
 
-def to_frames(pictures: torch.Tensor, *, before_frame: Callable[[], None] = lambda: None) -> Frames:
-    """Pictures [F, 3, H, W] in 0 to 1 -> frames [F, H, W, 3] of uint8, rounded to nearest."""
-    count, channels, height, width = pictures.shape
-    frames: Frames = np.empty((count, height, width, channels), np.uint8)
-    for frame, picture in zip(frames, pictures, strict=True):
-        before_frame()
-        frame[:] = _to_frame(picture)
-    return frames
+class Leaving:
+    """Pictures [F, 3, H, W] in 0 to 1 on their way from the device, where they are rounded to bytes.
+
+    Nobody waits for them here, so that the device may go on with the next ones; ``frames`` waits.
+    ``before_frame`` is called before each of them; the hint ends the message of a failure.
+    """
+
+    def __init__(
+        self, pictures: torch.Tensor, *, hint: str = "", before_frame: Callable[[], None] = lambda: None
+    ) -> None:
+        count, channels, height, width = pictures.shape
+        self._hint, self._values = hint, pictures.numel()
+        is_gpu = pictures.is_cuda
+        # Copies go on beside the processor into pinned memory only.
+        self._infinite = torch.empty((), dtype=torch.int64, pin_memory=is_gpu)
+        self._frames = torch.empty((count, height, width, channels), dtype=torch.uint8, pin_memory=is_gpu)
+        self._infinite.copy_(_infinite(pictures), non_blocking=True)
+        for frame, picture in zip(self._frames, pictures, strict=True):
+            before_frame()
+            frame.copy_(_to_frame(picture), non_blocking=True)
+        self._here = torch.cuda.Event() if is_gpu else None
+        if self._here is not None:
+            self._here.record(torch.cuda.current_stream(pictures.device))
+
+    @property
+    def are_here(self) -> bool:
+        """Whether nobody has to wait for them."""
+        return self._here is None or self._here.query()
+
+    def frames(self) -> Frames:
+        """[F, H, W, 3].
+
+        Raises:
+            JobFailedError: ``bad_output``: values are NaN or infinite.
+        """
+        if self._here is not None:
+            self._here.synchronize()
+        _require_none(int(self._infinite), self._values, "decoded pictures", self._hint)
+        frames: Frames = self._frames.numpy()
+        return frames
 
 
-def _to_frame(picture: torch.Tensor) -> Frames:
+def _infinite(tensor: torch.Tensor) -> torch.Tensor:
+    """How many values are NaN or infinite."""
+    return torch.isfinite(tensor).logical_not_().sum()
+
+
+def _require_none(bad: int, values: int, what: str, hint: str = "") -> None:
+    if bad:
+        raise JobFailedError("bad_output", f"{what}: {bad} of {values} values are NaN or infinite{hint}")
+
+
+def _to_frame(picture: torch.Tensor) -> torch.Tensor:
     scaled = (picture.float() * 255).round().to(torch.uint8)
-    frame: Frames = scaled.permute(1, 2, 0).cpu().numpy()
-    return frame
+    return scaled.permute(1, 2, 0).contiguous()  # here, and not where it goes: a processor takes long for it
 
 
 def require_clip(frames: Frames, num_frames: int, height: int, width: int) -> None:

@@ -21,7 +21,7 @@ from pipelines.bundled.training.clips import normalise
 from pipelines.bundled.world import held_out_specs, trained_specs
 from pipelines.colour_learning import CLIPS, ColourLearner, examples
 from pipelines.convolution import convolved_by_onednn
-from pipelines.frames import Frames, to_frames
+from pipelines.frames import Frames, Leaving
 from pipelines.projections import Projection, find_projection
 
 FACTORS = torch.tensor([[0.2, -0.1, 0.0], [0.0, 0.2, 0.1], [0.1, 0.0, -0.2]], dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_a_job_teaches_its_last_latents_and_what_they_were_decoded_to(
     assert latents.shape == (1, 4, 3, 8, 8)
     with convolved_by_onednn(own_pipeline.device):
         pictures = own_pipeline.family.decode_latents(own_pipeline.pipe, latents)
-    assert np.array_equal(to_frames(pictures), frames)
+    assert np.array_equal(Leaving(pictures).frames(), frames)
     assert recorder.projection is not None
     assert recorder.projection.latents_mean == (0.1, -0.2, 0.3, -0.4)
     assert recorder.projection.latents_std == (1.5, 1.2, 0.9, 1.1)

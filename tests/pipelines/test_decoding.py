@@ -18,7 +18,7 @@ from pipelines.bundled.drawing import render
 from pipelines.bundled.world import trained_specs
 from pipelines.convolution import convolved_by_onednn
 from pipelines.decoding import SMALL_TILE, TILE, decode, rungs
-from pipelines.frames import Frames, to_frames
+from pipelines.frames import Frames, Leaving
 from pipelines.wan import TILING
 from tests.pipelines.address_space import address_space_limit
 from tests.pipelines.jobs import bytes_of_tensors, finished
@@ -91,7 +91,7 @@ def test_enough_memory_is_one_whole_decode(loaded: LoadedPipeline, params: JobPa
     frames, report = _decode(loaded, params)
     assert report == DecodeReport(rung="whole")
     with convolved_by_onednn(CPU):
-        whole = to_frames(loaded.family.decode_latents(loaded.pipe, _latents(params)))
+        whole = Leaving(loaded.family.decode_latents(loaded.pipe, _latents(params))).frames()
     assert np.array_equal(frames, whole)
 
 
@@ -250,7 +250,7 @@ def test_the_last_rung_is_the_cpu(loaded: LoadedPipeline, large: JobParameters) 
     assert {weight.device.type for weight in on_gpu.pipe.vae.parameters()} == {"cuda"}
     fused = load_pipeline(loaded.preset, device="cpu", dtype="float32", compute=FUSED)
     with fused.family.tiled(fused.pipe, SMALL_TILE), convolved_by_onednn(CPU):
-        on_cpu = to_frames(fused.family.decode_latents(fused.pipe, _latents(large)))
+        on_cpu = Leaving(fused.family.decode_latents(fused.pipe, _latents(large))).frames()
     assert np.array_equal(frames, on_cpu)
 
 
