@@ -56,6 +56,12 @@ def ffmpegs_of(pid: int) -> dict[int, str]:
     return {child: text for child, text in commands.items() if "ffmpeg" in text.partition(" ")[0]}
 
 
+def started_ffmpeg(pid: int) -> int:
+    """The one ffmpeg that a process has started; a moment after its start Linux shows no command line yet."""
+    wait_until(lambda: len(ffmpegs_of(pid)) == 1, "one ffmpeg is seen")
+    return next(iter(ffmpegs_of(pid)))
+
+
 def ffmpeg_of(pid: int) -> int | None:
     """The ffmpeg that a process has started, if it runs."""
     return next(iter(ffmpegs_of(pid)), None)

@@ -27,8 +27,7 @@ def _nothing() -> None:
 
 def _ffmpeg() -> int:
     """The one that runs."""
-    (pid,) = processes.ffmpegs_of(os.getpid())
-    return pid
+    return processes.started_ffmpeg(os.getpid())
 
 
 def _writer(folder: Path) -> Mp4Writer:

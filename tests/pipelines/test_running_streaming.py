@@ -48,8 +48,7 @@ def _ffmpeg_with_frames(params: JobParameters) -> int:
         return any(processes.read_bytes(pid) >= wanted for pid in processes.ffmpegs_of(os.getpid()))
 
     processes.wait_until(has_read, "ffmpeg has the first frames", PATIENCE_SECONDS)
-    (pid,) = processes.ffmpegs_of(os.getpid())
-    return pid
+    return processes.started_ffmpeg(os.getpid())
 
 
 def _before_last_part(loaded: LoadedPipeline, work: Callable[[], object]) -> None:
@@ -152,7 +151,7 @@ def test_the_device_does_not_wait_for_ffmpeg(
     stopped: list[int] = []
 
     def stop() -> None:
-        stopped.extend(processes.ffmpegs_of(os.getpid()))
+        stopped.append(processes.started_ffmpeg(os.getpid()))
         processes.stop(stopped[0])
 
     hook = own_pipeline.pipe.vae.decoder.register_forward_pre_hook(_once(stop))
@@ -172,7 +171,7 @@ def test_cancel_while_ffmpeg_stands_still(
     own_pipeline: LoadedPipeline, large: JobParameters, tmp_path: Path
 ) -> None:
     def stop() -> None:
-        processes.stop(*processes.ffmpegs_of(os.getpid()))
+        processes.stop(processes.started_ffmpeg(os.getpid()))
 
     is_released = False
     own_pipeline.pipe.vae.decoder.register_forward_pre_hook(_once(stop))
