@@ -23,9 +23,10 @@ check: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Processes side by side have one thread each: more of them wait for each other on the same cores.
 # A test that fails is tried once more, and the summary says so: many stop and kill live processes on a busy machine.
 test: .venv/.ready
-	$(BIN)/pytest -m 'not gpu and not alone' --reruns 1 --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not gpu and not alone' --reruns 1 --numprocesses auto --maxprocesses 4 --dist loadfile
 	$(BIN)/pytest -m 'alone and not gpu' --reruns 1
 
 format: .venv/.ready

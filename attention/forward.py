@@ -236,13 +236,6 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: i
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
-@swapped_attention_.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, dense_layer: bool, layer: int, first_head: int = 0
-) -> None:
-    return None
-
-
 def _running() -> ForwardPass:
     forward = CURRENT.get()
     if forward is None:

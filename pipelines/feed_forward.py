@@ -207,11 +207,6 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: Tensor,
     return x.new_empty(x.shape[0], weight_2.shape[0])
 
 
-@_operator_over.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, weight_2: Tensor, bias_2: Tensor, chunks: int) -> None:
-    return None
-
-
 @_fp8_operator.register_fake
 def _(
     rows: Tensor,

@@ -145,13 +145,6 @@ def norm_and_rotate_(
         part.copy_(torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(2))
 
 
-@norm_and_rotate_.register_fake
-def _(
-    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, heads: int, eps: float
-) -> None:
-    return None
-
-
 def _may_join(layer: Any) -> bool:
     if type(layer) is not WanAttention or layer.is_cross_attention or layer.add_k_proj is not None:
         return False

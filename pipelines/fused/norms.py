@@ -127,81 +127,23 @@ def add_(hidden: Tensor, x: Tensor, modulation: Tensor | None, table: Tensor | N
 
 
 @norm.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    modulation: Tensor | None,
-    table: Tensor | None,
-    shift: int,
-    eps: float,
-) -> Tensor:
+def _(x: Tensor, *rest: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @add_norm.register_fake
-def _(
-    hidden: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    modulation: Tensor | None,
-    table: Tensor | None,
-    gate: int,
-    shift: int,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def _(hidden: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     return hidden.new_empty(hidden.shape), hidden.new_empty(hidden.shape)
 
 
 @add_norm_.register_fake
-def _(
-    hidden: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    modulation: Tensor | None,
-    table: Tensor | None,
-    gate: int,
-    shift: int,
-    eps: float,
-) -> Tensor:
+def _(hidden: Tensor, *rest: object) -> Tensor:
     return hidden.new_empty(hidden.shape)
 
 
 @add_norm_over_.register_fake
-def _(
-    hidden: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    modulation: Tensor | None,
-    table: Tensor | None,
-    gate: int,
-    shift: int,
-    eps: float,
-) -> Tensor:
+def _(hidden: Tensor, *rest: object) -> Tensor:
     return hidden.new_empty(hidden.shape)
-
-
-@add_norm_both_.register_fake
-def _(
-    hidden: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    modulation: Tensor | None,
-    table: Tensor | None,
-    gate: int,
-    shift: int,
-    eps: float,
-) -> None:
-    return None
-
-
-@add_.register_fake
-def _(hidden: Tensor, x: Tensor, modulation: Tensor | None, table: Tensor | None, gate: int) -> None:
-    return None
 
 
 def reference_norm(

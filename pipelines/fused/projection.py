@@ -65,20 +65,6 @@ def _(
     return q, k, v
 
 
-@norm_v_.register_fake
-def _(
-    v: Tensor,
-    hidden: Tensor,
-    modulation: Tensor,
-    table: Tensor | None,
-    shift: int,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor,
-) -> None:
-    return None
-
-
 def _empty(hidden: Tensor, weight: Tensor) -> list[Tensor]:
     batch, tokens, channels = hidden.shape
     sizes = channels, channels, weight.shape[0] - 2 * channels

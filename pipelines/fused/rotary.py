@@ -53,38 +53,6 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
         x.copy_(rms_norm(x, x.shape[-1:], weight, eps))
 
 
-@norm_rotate_.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    eps: float,
-) -> None:
-    return None
-
-
-@norm_rotate_joined_.register_fake
-def _(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    eps: float,
-) -> None:
-    return None
-
-
-@rms_norm_.register_fake
-def _(x: Tensor, weight: Tensor, eps: float) -> None:
-    return None
-
-
 def reference_norm_rotate(
     x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int, eps: float
 ) -> Tensor:

@@ -41,22 +41,6 @@ def attend_text_(
             del q, attended  # before the next ones are made
 
 
-@attend_text_.register_fake
-def _(
-    x: Tensor,
-    q_weight: Tensor,
-    q_bias: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    keys: list[Tensor],
-    values: list[Tensor],
-    out_weight: Tensor,
-    out_bias: Tensor,
-    heads: int,
-) -> None:
-    return None
-
-
 def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     """[1, tokens, channels] -> the same."""
     q, k, v = (x.unflatten(2, (heads, -1)) for x in (q, k, v))

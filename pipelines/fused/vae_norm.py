@@ -63,16 +63,6 @@ def _empty_upsampled(x: Tensor, frames: int) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-@norm_silu_.register_fake
-def _(out: Tensor, x: Tensor, shift: Tensor | None, gamma: Tensor, bias: Tensor | None) -> None:
-    return None
-
-
-@add_.register_fake
-def _(x: Tensor, shift: Tensor | None, other: Tensor) -> None:
-    return None
-
-
 def _reference_norm_silu(
     out: Tensor, x: Tensor, shift: Tensor | None, gamma: Tensor, bias: Tensor | None
 ) -> None:
