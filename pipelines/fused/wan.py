@@ -41,7 +41,7 @@ from pipelines.joined_attention import has_hooks
 
 # Rows of a block's modulation; the scale of a norm is the row after its shift.
 SHIFT, GATE, FEED_FORWARD_SHIFT, FEED_FORWARD_GATE = 0, 2, 3, 5
-# Of Wan2.1-1.3B, with 1,536 channels, less in the blocks took longer and nothing off the peak (docs/notes.md).
+# On Wan2.1-1.3B, 1,536 channels, less in blocks took longer and nothing off the peak (docs/notes.md).
 MOST_NARROW_CHANNELS = 2048
 IMAGE_TEXT_TOKENS = 512  # Diffusers' own number: what comes before so many tokens is of the image
 
