@@ -6,7 +6,7 @@ know: how anything is done; what a command needs is imported when it runs, so --
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from configs.settings import Settings, SettingsError, flag_name
 from configs.sources import SourcedSettings
 from server.attention_cli import attention_app
 from server.options import ATTENTION_FIELDS, MODEL_FIELDS, with_settings, with_sourced_settings
+from server.process_end import run_to_end
 from server.version import package_version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -25,8 +26,13 @@ app.add_typer(config_app, name="config")
 app.add_typer(attention_app, name="attention")
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point."""
+    run_to_end(run_command)
+
+
+def run_command() -> None:
+    """What ``sys.argv`` asks for. Raises SystemExit."""
     try:
         app()
     except SettingsError as error:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 
 from configs.model_preset import ModelPreset
 from configs.settings import Settings
@@ -26,6 +26,7 @@ from server.jobs import JobTable
 from server.lock import FolderLock
 from server.outage import Outage
 from server.parent_death import ignore_stop_signals
+from server.process_end import run_to_end
 from server.protocol import (
     Alive,
     ApiMessage,
@@ -74,11 +75,11 @@ class SupervisorStart:
     """Whether the one before ended because the table could not be written: no job's fault."""
 
 
-def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:
-    """Entry point of the process. Returns when drained, or when the API process is gone."""
+def run_supervisor(start: SupervisorStart, api: "Connection[None, ApiMessage]") -> NoReturn:
+    """All of the process, which ends when drained, or when the API process is gone."""
     ignore_stop_signals()
     logs.configure(start.settings, "supervisor")
-    supervise(start, api)
+    run_to_end(lambda: supervise(start, api))
 
 
 def supervise(start: SupervisorStart, api: "Connection[None, ApiMessage]") -> None:

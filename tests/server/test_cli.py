@@ -15,7 +15,7 @@ from configs.model_preset import ModelPreset
 from configs.settings import Settings, flag_name, variable_name
 from pipelines import read_manifest
 from pipelines.mp4 import write_mp4
-from server.cli import main
+from server.cli import run_command
 from server.version import package_version
 from tests.pipelines.clips import decoded_frames
 
@@ -38,7 +38,7 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["reelwright", *arguments])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
-        main()
+        run_command()
     return int(ended.value.code or 0)
 
 
