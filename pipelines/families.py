@@ -4,7 +4,7 @@ Knows: which Diffusers classes a family is made of and where its parts lie. Does
 how anything is loaded. A new family is a new module like ``wan`` and an entry in ``FAMILIES``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +18,6 @@ from pipelines.tile import Tile
 Library = Literal["diffusers", "transformers"]
 # A loaded Diffusers pipeline; Diffusers publishes no types.
 Pipeline = Any
-PromptEmbeddings = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ class Family:
     """Why the components do not fit each other, or None."""
     clean_prompt: Callable[[str], str]
     """The text that the tokenizer will see."""
-    encode_prompts: Callable[[Pipeline, str, str | None, int], PromptEmbeddings]
-    """(pipe, prompt, negative prompt or None, text tokens) -> two times [1, tokens, text_dim] or None."""
+    encode_texts: Callable[[Pipeline, Sequence[str], int], torch.Tensor]
+    """(pipe, texts, tokens of each) -> [texts, tokens, text_dim], from one pass of the text encoder."""
     decode_latents: Callable[[Pipeline, torch.Tensor], torch.Tensor]
     """Latents [1, C, T, h, w] -> pictures [F, 3, H, W] in 0 to 1, in the VAE's dtype."""
     decoded_parts: Callable[[Pipeline, torch.Tensor], Iterator[torch.Tensor]]
@@ -109,7 +108,7 @@ WAN = Family(
     geometries=wan.geometries,
     mismatch=wan.mismatch,
     clean_prompt=wan.clean_prompt,
-    encode_prompts=wan.encode_prompts,
+    encode_texts=wan.encode_texts,
     decode_latents=wan.decode_latents,
     decoded_parts=wan.decoded_parts,
     tiled=wan.tiled,

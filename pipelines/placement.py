@@ -49,6 +49,10 @@ class Placement:
             device,
         )
 
+    def blocks(self, name: str) -> Sequence[nn.Module]:
+        """The repeated blocks of a network."""
+        return self._networks[name].block_modules
+
     @property
     def level(self) -> OffloadLevel:
         """The level in force."""

@@ -4,7 +4,7 @@ Knows: the tokenizer's limit and which words lie beyond it. Does not know: how t
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from configs.job import JobParameters
 from configs.prompt_length import what_is_cut
 from pipelines.loading import LoadedPipeline
-from pipelines.placement import NoRoomError
+from pipelines.placement import TEXT_ENCODER, NoRoomError
+from pipelines.rows_apart import rows_apart
 from pipelines.text_cache import EncodedPrompt
 
 
@@ -49,8 +50,8 @@ def encode_text(
             f"negative_prompt has no effect: guidance_scale {params.guidance_scale:g} is not above 1"
         )
     embeddings: list[torch.Tensor] = []
-    for field, text in _texts(params).items():
-        prompt = _encoded(loaded, text, while_waiting)
+    texts = _texts(params)
+    for field, prompt in zip(texts, _encoded(loaded, texts.values(), while_waiting), strict=True):
         embeddings.append(prompt.embedding.to(loaded.device))
         if prompt.cut is not None:
             warnings.append(f"{field}: {prompt.cut}")
@@ -64,8 +65,7 @@ def encode_ahead(loaded: LoadedPipeline, params: JobParameters) -> None:
     room for the text encoder beside what runs, nothing is encoded; the later job then does it by itself.
     """
     with contextlib.suppress(NoRoomError):
-        for text in _texts(params).values():
-            _encoded(loaded, text, _nothing, ahead=True)
+        _encoded(loaded, _texts(params).values(), _nothing, ahead=True)
 
 
 def cut_warning(loaded: LoadedPipeline, field: str, text: str) -> str | None:
@@ -82,14 +82,20 @@ def _texts(params: JobParameters) -> dict[str, str]:
 
 
 def _encoded(
-    loaded: LoadedPipeline, text: str, while_waiting: Callable[[], None], *, ahead: bool = False
-) -> EncodedPrompt:
-    def encode(text: str, limit: int) -> EncodedPrompt:
-        with torch.no_grad(), _current(loaded.device), loaded.placement.encoding(ahead=ahead):
-            embedding, _ = loaded.family.encode_prompts(loaded.pipe, text, None, limit)
-        return EncodedPrompt(embedding, _cut(loaded, text, limit))
+    loaded: LoadedPipeline, texts: Iterable[str], while_waiting: Callable[[], None], *, ahead: bool = False
+) -> list[EncodedPrompt]:
+    def encode(texts: Sequence[str], limit: int) -> list[EncodedPrompt]:
+        blocks = loaded.placement.blocks(TEXT_ENCODER)
+        # An encoder that comes block by block comes once for all, and each text is what it is alone.
+        with _current(loaded.device), loaded.placement.encoding(ahead=ahead), rows_apart(blocks):
+            embeddings = loaded.family.encode_texts(loaded.pipe, texts, limit)
+        return [
+            EncodedPrompt(embedding, _cut(loaded, text, limit))
+            for embedding, text in zip(embeddings.split(1), texts, strict=True)
+        ]
 
-    return loaded.texts.get(text, loaded.preset.max_sequence_length, encode, while_waiting)
+    with torch.no_grad():
+        return loaded.texts.get(list(texts), loaded.preset.max_sequence_length, encode, while_waiting)
 
 
 def _cut(loaded: LoadedPipeline, text: str, limit: int) -> str | None:

@@ -7,7 +7,7 @@ tokens of width 4096 in bfloat16 (Wan) are 67 MB, which a GPU has better uses fo
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -54,12 +54,12 @@ class TextCache:
 
     def get(
         self,
-        text: str,
+        texts: Sequence[str],
         limit: int,
-        encode: Callable[[str, int], EncodedPrompt],
+        encode: Callable[[Sequence[str], int], Sequence[EncodedPrompt]],
         while_waiting: Callable[[], None],
-    ) -> EncodedPrompt:
-        """The text cut to ``limit`` tokens, encoded now unless it is kept; on the host.
+    ) -> list[EncodedPrompt]:
+        """The texts, each cut to ``limit`` tokens; on the host. Those not kept are encoded now, all at once.
 
         ``while_waiting`` is called again and again while another thread encodes; what it raises ends the
         wait. If ``encode`` raises, nothing is kept.
@@ -67,12 +67,16 @@ class TextCache:
         while not self._encoding.acquire(timeout=WAIT_SECONDS):
             while_waiting()
         try:
-            key = (text, limit)
-            kept = self._kept.pop(key, None) or _Kept.of(encode(text, limit))
-            self._kept[key] = kept
-            if len(self._kept) > self._entries:
+            found = {text: self._kept[text, limit] for text in texts if (text, limit) in self._kept}
+            if missing := [text for text in dict.fromkeys(texts) if text not in found]:
+                encoded = encode(missing, limit)
+                found |= {text: _Kept.of(each) for text, each in zip(missing, encoded, strict=True)}
+            for text in texts:
+                self._kept[text, limit] = found[text]
+                self._kept.move_to_end((text, limit))
+            while len(self._kept) > self._entries:
                 self._kept.popitem(last=False)
-            return kept.prompt()
+            return [found[text].prompt() for text in texts]
         finally:
             self._encoding.release()
 

@@ -5,7 +5,7 @@ repeats the tail of ``WanPipeline.__call__``; a test holds the two equal.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -64,17 +64,13 @@ def clean_prompt(text: str) -> str:
     return str(prompt_clean(text))
 
 
-def encode_prompts(
-    pipe: Any, prompt: str, negative_prompt: str | None, tokens: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Embeddings [1, tokens, text_dim] of the prompt and, unless it is None, of the negative prompt."""
-    positive, negative = pipe.encode_prompt(
-        prompt=prompt,
-        negative_prompt=negative_prompt,
-        do_classifier_free_guidance=negative_prompt is not None,
-        max_sequence_length=tokens,
+def encode_texts(pipe: Any, texts: Sequence[str], tokens: int) -> torch.Tensor:
+    """Embeddings [texts, tokens, text_dim], from one pass."""
+    embeddings, _ = pipe.encode_prompt(
+        prompt=list(texts), do_classifier_free_guidance=False, max_sequence_length=tokens
     )
-    return positive, negative
+    assert isinstance(embeddings, torch.Tensor)
+    return embeddings
 
 
 def decode_latents(pipe: Any, latents: torch.Tensor) -> torch.Tensor:

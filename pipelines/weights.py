@@ -67,7 +67,7 @@ class Network:
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], device: torch.device) -> None:
         self.module = module
         self._device = device
-        self._block_modules = list(blocks)
+        self.block_modules = list(blocks)
         self._blocks = [Movable(_tensors(block), device) for block in blocks]
         inside = {tensor for block in blocks for tensor in _tensors(block)}
         self._rest = Movable([tensor for tensor in _tensors(module) if tensor not in inside], device)
@@ -96,7 +96,7 @@ class Network:
         """
         try:
             self._rest.enter()
-            with _Stream(self._block_modules, self._blocks, self._device).watching():
+            with _Stream(self.block_modules, self._blocks, self._device).watching():
                 yield
         finally:
             if self._device.type == "cuda":

@@ -114,7 +114,7 @@ GUIDED = {"guidance_scale": 3.0, "negative_prompt": "a black square " * 9}
 
 
 def _calls(loaded: LoadedPipeline) -> tuple[list[int], Callable[[], None]]:
-    """A list that grows by one for every text that the encoder sees, and how to stop that."""
+    """A list that grows by one for every pass of the encoder, and how to stop that."""
     seen: list[int] = []
     hook = loaded.pipe.text_encoder.register_forward_pre_hook(
         lambda module, inputs: seen.append(threading.get_ident())
@@ -129,13 +129,27 @@ def test_a_text_that_is_kept_is_the_same_and_costs_nothing(
     seen, stop = _calls(loaded)
     fresh, kept = encode_text(loaded, params), encode_text(loaded, params)
     stop()
-    assert len(seen) == 2
+    assert len(seen) == 1  # one pass for both
     assert torch.equal(fresh.positive, kept.positive)
     assert fresh.negative is not None
     assert kept.negative is not None
     assert torch.equal(fresh.negative, kept.negative)
     assert fresh.warnings == kept.warnings
     assert len(fresh.warnings) == 2
+
+
+@pytest.mark.parametrize("prompt", ["red", "red " * WORDS], ids=["short", "full"])
+@pytest.mark.parametrize("negative", ["", "a black square " * 9], ids=["empty", "full"])
+def test_a_text_is_the_same_whatever_is_encoded_beside_it(
+    loaded: LoadedPipeline, params: JobParameters, prompt: str, negative: str
+) -> None:
+    guided = params.model_copy(update={**GUIDED, "prompt": prompt, "negative_prompt": negative})
+    both = encode_text(loaded, guided)
+    loaded.texts.clear()
+    for text, embedding in ((prompt, both.positive), (negative, both.negative)):
+        alone = encode_text(loaded, params.model_copy(update={"prompt": text}))
+        assert embedding is not None
+        assert torch.equal(embedding, alone.positive)
 
 
 def test_the_warning_of_a_kept_text_names_the_field_and_the_scale_of_this_job(
