@@ -6,7 +6,7 @@ tensors that live at once at the worst point, counted on the meta device, agains
 tests/pipelines/test_memory_formula.py holds them. What a library takes inside an operator is not in them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
@@ -62,18 +62,22 @@ NO_MEMORY_OPTIONS = MemoryOptions()
 
 
 class NetworkBytes(BaseModel):
-    """Weights of one network, in bytes. ``block``: of its largest repeated block; ``blocks``: of all."""
+    """Weights of one network, in bytes.
+
+    ``block``: of its largest repeated block; ``blocks``: of all; ``tables``: of its tables of embeddings.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     total: int
     block: int = 0
     blocks: int = 0
+    tables: int = 0
 
     @property
     def streamed(self) -> int:
-        """What is on the device at once when blocks come and go."""
-        return self.total - self.blocks + min(self.blocks, STREAMED_BLOCKS * self.block)
+        """What is on the device at once when blocks come and go, and tables stay on the host."""
+        return self.total - self.tables - self.blocks + min(self.blocks, STREAMED_BLOCKS * self.block)
 
 
 class ModelMemory(BaseModel):
@@ -199,14 +203,17 @@ def resident_bytes(memory: ModelMemory, level: OffloadLevel) -> dict[DeviceStage
     return dict.fromkeys(DEVICE_STAGES, memory.weights_bytes)
 
 
-def sizes_of(weights: Mapping[str, int], block_name: str) -> NetworkBytes:
+def sizes_of(weights: Mapping[str, int], block_name: str, table_names: Collection[str] = ()) -> NetworkBytes:
     """Bytes by weight name -> what counts; blocks are those whose name begins ``{block_name}.{number}.``."""
     blocks: dict[str, int] = {}
     for name, size in weights.items():
         if (number := _block(name, block_name)) is not None:
             blocks[number] = blocks.get(number, 0) + size
     return NetworkBytes(
-        total=sum(weights.values()), block=max(blocks.values(), default=0), blocks=sum(blocks.values())
+        total=sum(weights.values()),
+        block=max(blocks.values(), default=0),
+        blocks=sum(blocks.values()),
+        tables=sum(size for name, size in weights.items() if name in table_names),
     )
 
 

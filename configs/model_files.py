@@ -16,6 +16,8 @@ from configs.model_preset import ModelPreset
 NETWORKS = ("text_encoder", "transformer", "transformer_2", "vae")
 # Under which names the repeated blocks of a network lie.
 BLOCKS = {"text_encoder": "encoder.block", "transformer": "blocks", "transformer_2": "blocks", "vae": ""}
+# And its table of embeddings, which files have under one of these names.
+TABLES = {"text_encoder": ("shared.weight", "encoder.embed_tokens.weight")}
 _HEADER_LENGTH_BYTES = 8
 _LARGEST_HEADER_BYTES = 100 * 2**20  # the format's own limit
 _FLOATS = ("F", "BF")
@@ -69,7 +71,9 @@ def model_memory(
 ) -> ModelMemory:
     """From the configurations of the pipeline and its networks, and the bytes of each weight by its name."""
     text, transformer, vae = configs["text_encoder"], configs["transformer"], configs["vae"]
-    sizes: dict[str, NetworkBytes] = {name: sizes_of(each, BLOCKS[name]) for name, each in weights.items()}
+    sizes: dict[str, NetworkBytes] = {
+        name: sizes_of(each, BLOCKS[name], TABLES.get(name, ())) for name, each in weights.items()
+    }
     return ModelMemory(
         text_encoder=sizes["text_encoder"],
         transformers=tuple(sizes[name] for name in ("transformer", "transformer_2") if name in sizes),

@@ -9,10 +9,13 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import nn
+from torch.nn import functional
 
+from pipelines.instance_forward import replaced_forward
 from pipelines.memory import release_memory
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,14 @@ class Movable:
         for tensor, data in zip(self._tensors, sources, strict=True):
             tensor.data = data.to(self._device, non_blocking=True)
 
+    def on_host(self) -> list[torch.Tensor]:
+        """Leave, to be read on the host: tensors without content stand on the device meanwhile."""
+        self.leave()
+        kept = [tensor.data for tensor in self._tensors]
+        for tensor in self._tensors:
+            tensor.data = tensor.data.new_empty(0, device=self._device)
+        return kept
+
     def stay(self) -> None:
         """Go to the device for good: the host's copy is dropped."""
         if self._host is not None or any(tensor.device != self._device for tensor in self._tensors):
@@ -62,41 +73,54 @@ class Movable:
 
 
 class Network:
-    """A network's weights: its repeated blocks, and the rest. ``blocks`` is empty if it has none."""
+    """A network's weights: its repeated blocks, tables of embeddings, and the rest.
+
+    ``blocks`` is empty if it has none.
+    """
 
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], device: torch.device) -> None:
         self.module = module
         self._device = device
         self.block_modules = list(blocks)
         self._blocks = [Movable(_tensors(block), device) for block in blocks]
-        inside = {tensor for block in blocks for tensor in _tensors(block)}
-        self._rest = Movable([tensor for tensor in _tensors(module) if tensor not in inside], device)
+        in_blocks = {tensor for block in blocks for tensor in _tensors(block)}
+        self._tables = [table for table in module.modules() if _is_table(table, in_blocks)]
+        # One table may have several names.
+        self._rows = {table.weight: Movable([table.weight], device) for table in self._tables}
+        elsewhere = in_blocks | self._rows.keys()
+        self._rest = Movable([tensor for tensor in _tensors(module) if tensor not in elsewhere], device)
 
     def leave(self) -> None:
         """Go to the host."""
-        for part in (self._rest, *self._blocks):
+        for part in self._parts():
             part.leave()
 
     def enter(self) -> None:
         """Go to the device."""
-        for part in (self._rest, *self._blocks):
+        for part in self._parts():
             part.enter()
 
     def stay(self) -> None:
         """Go to the device, and need no room on the host."""
-        for part in (self._rest, *self._blocks):
+        for part in self._parts():
             part.stay()
 
     @contextlib.contextmanager
     def streamed(self) -> Iterator[None]:
         """Within the block, blocks come to the device one ahead of the computation, and leave behind it.
 
+        Tables of embeddings stay on the host, where the rows of a text are looked up: they are large, and a
+        text needs few of their rows.
+
         Diffusers' group offloading does not serve here: a pass that is cancelled leaves its prefetching in
         a state in which the next one goes wrong, and it has no public way to be taken off.
         """
         try:
             self._rest.enter()
-            with _Stream(self.block_modules, self._blocks, self._device).watching():
+            with contextlib.ExitStack() as stack:
+                for table in self._tables:
+                    stack.enter_context(_looked_up(table, self._rows[table.weight], self._device))
+                stack.enter_context(_Stream(self.block_modules, self._blocks, self._device).watching())
                 yield
         finally:
             if self._device.type == "cuda":
@@ -104,6 +128,28 @@ class Network:
             self.leave()
             # What was on the second stream is of no use to the first.
             release_memory(self._device)
+
+    def _parts(self) -> Iterator[Movable]:
+        yield self._rest
+        yield from self._rows.values()
+        yield from self._blocks
+
+
+def _is_table(module: nn.Module, in_blocks: set[torch.Tensor]) -> TypeGuard[nn.Embedding]:
+    """Whether rows are all that is done with its weights, and no block has them."""
+    return type(module) is nn.Embedding and module.max_norm is None and module.weight not in in_blocks
+
+
+@contextlib.contextmanager
+def _looked_up(table: nn.Embedding, weights: Movable, device: torch.device) -> Iterator[None]:
+    """Within the block, the table's rows are looked up on the host; the weights must leave at its end."""
+    (rows,) = weights.on_host()
+
+    def look_up(ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(ids.to(HOST), rows).to(device)
+
+    with replaced_forward(table, lambda forward: look_up):
+        yield
 
 
 class _Stream:

@@ -21,7 +21,9 @@ from configs.memory import (
 GIB = 2**30
 # Wan 2.1 T2V 1.3B in bfloat16, its VAE in float32.
 WAN = ModelMemory(
-    text_encoder=NetworkBytes(total=11_361_820_672, block=385_892_352, blocks=9_261_416_448),
+    text_encoder=NetworkBytes(
+        total=11_361_820_672, block=385_892_352, blocks=9_261_416_448, tables=2_100_297_728
+    ),
     transformers=(NetworkBytes(total=2_838_192_128, block=90_000_000, blocks=2_700_000_000),),
     vae=NetworkBytes(total=507_591_892),
     dtype_bytes=2,
@@ -86,6 +88,7 @@ def test_lower_levels_hold_less() -> None:
         assert held == sorted(held, reverse=True)
     assert resident_bytes(WAN, "none")["denoise"] == WAN.weights_bytes
     assert resident_bytes(WAN, "group")["denoise"] == 2_838_192_128 - 27 * 90_000_000
+    assert resident_bytes(WAN, "group")["text_encode"] == 106_496 + 3 * 385_892_352
 
 
 def test_a_cpu_has_one_level_and_its_tiles() -> None:
@@ -151,3 +154,9 @@ def test_blocks_are_told_by_their_names() -> None:
     assert sizes_of(weights, "blocks") == NetworkBytes(total=24, block=7, blocks=12)
     assert sizes_of({"a": 1}, "blocks").streamed == 1
     assert NetworkBytes(total=100, block=10, blocks=80).streamed == 50
+
+
+def test_tables_of_embeddings_are_told_by_their_names_and_stay_on_the_host() -> None:
+    found = sizes_of({"blocks.0.a": 3, "table": 5, "tables": 7}, "blocks", ("table", "not_there"))
+    assert found == NetworkBytes(total=15, block=3, blocks=3, tables=5)
+    assert found.streamed == 10

@@ -184,6 +184,7 @@ def test_files_say_what_the_loaded_pipeline_says(loaded: LoadedPipeline) -> None
     networks = {"text_encoder", "vae", "transformers"}
     assert files.model_dump(exclude=networks) == ours.model_dump(exclude=networks)
     assert (files.text_encoder, files.vae) == (ours.text_encoder, ours.vae)
+    assert files.text_encoder.tables == loaded.pipe.text_encoder.shared.weight.nbytes > 0
     assert files.transformers[0].blocks == ours.transformers[0].blocks
     rotary_tables = 2 * 1024 * 32 * 4  # positions, head_dim, float32
     assert ours.weights_bytes - files.weights_bytes == rotary_tables

@@ -5,12 +5,14 @@ What a GPU adds (streams, pinned memory, memory that is really freed): test_offl
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 from configs.job import JobCancelledError, JobParameters, JobPaths
 from configs.memory import OFFLOAD_LEVELS, MemoryOptions, OffloadLevel
@@ -22,6 +24,7 @@ from tests.pipelines.jobs import IN_SECOND_STEP, IN_TEXT, CancelAt, bytes_of_ten
 from tests.tiny_wan import tiny_preset, write_tiny_wan
 
 CPU = torch.device("cpu")
+TEXT_ENCODER = {"vocab_size": 64, "d_model": 48, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +71,14 @@ def traced_network(count: int) -> tuple[Network, list[Traced]]:
     return network, traced
 
 
+def _umt5() -> Any:
+    return UMT5EncoderModel(UMT5Config(**TEXT_ENCODER)).eval()
+
+
+def _t5() -> Any:
+    return T5EncoderModel(T5Config(**TEXT_ENCODER)).eval()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_at_most_three_blocks_are_there_and_the_one_that_runs_is(count: int) -> None:
     network, traced = traced_network(count)
@@ -91,6 +102,32 @@ def test_at_most_three_blocks_are_there_and_the_one_that_runs_is(count: int) -> 
     assert max(number for _, number in seen) == min(3, count)
     assert not any(block.is_here for block in traced)
     assert all(not block._forward_pre_hooks for block in network.module.blocks)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("make", [_umt5, _t5], ids=["umt5", "t5"])
+def test_a_table_of_embeddings_stays_on_the_host_while_blocks_come(make: Callable[[], Any]) -> None:
+    encoder, ids = make(), torch.arange(12).view(2, 6)
+    network = Network(encoder, list(encoder.encoder.block), CPU)
+    expected, table = encoder(ids)[0], encoder.shared.weight.clone()
+    assert list(network._rows) == [encoder.shared.weight]  # also known as embed_tokens
+    with network.streamed():
+        assert encoder.shared.weight.shape == (0,)
+        assert torch.equal(encoder(ids)[0], expected)
+        assert torch.equal(encoder(ids)[0], expected)
+    assert torch.equal(encoder.shared.weight, table)
+    assert torch.equal(encoder.encoder.embed_tokens.weight, table)
+    for go in (network.enter, network.leave, network.stay):
+        go()
+        assert torch.equal(encoder(ids)[0], expected)
+    with pytest.raises(JobCancelledError), network.streamed():
+        raise JobCancelledError
+    assert torch.equal(encoder(ids)[0], expected)
+
+
+def test_embeddings_that_are_more_than_a_table_come_along() -> None:
+    module = nn.ModuleDict({"normed": nn.Embedding(4, 2, max_norm=1.0), "block": nn.Embedding(4, 2)})
+    network = Network(module, [module["block"]], CPU)
+    assert network._rows == {}
 
 
 def test_a_pass_that_breaks_off_leaves_nothing_behind() -> None:
