@@ -22,7 +22,7 @@ from configs.memory import (
     OffloadLevel,
     decode_bytes,
     denoise_bytes,
-    feed_forward_chunks,
+    most_chunks,
     resident_bytes,
     shorter_clip,
     smaller_clip,
@@ -78,21 +78,36 @@ def predict(
     chunks: int | None = None,
     factors: Factors = NO_FACTORS,
 ) -> Fit:
-    """Peak bytes of a clip by stage, weights included. ``chunks``: of the feed-forward; None: as chosen."""
-    frames, rows, columns = memory.geometry.token_grid(clip.width, clip.height, clip.num_frames)
-    slices = feed_forward_chunks(memory, frames * rows * columns * clip.batch) if chunks is None else chunks
-    activations: dict[DeviceStage, int] = {
-        "text_encode": text_bytes(memory),
-        "denoise": denoise_bytes(memory, clip, slices),
-        "vae_decode": 0 if rung == "cpu" else decode_bytes(memory, clip, rung),
-    }
+    """Peak bytes of a clip by stage, weights included.
+
+    ``chunks``: slices of the feed-forward; None: the fewest with which the denoise needs no more than another
+    stage by the formula, or as many as pay.
+    """
     weights = resident_bytes(memory, level)
     if rung == "cpu":
         weights["vae_decode"] -= memory.vae.total
+    text = text_bytes(memory)
+    decode = 0 if rung == "cpu" else decode_bytes(memory, clip, rung)
+    if chunks is None:
+        others = max(weights["text_encode"] + text, weights["vae_decode"] + decode)
+        chunks = _fewest_chunks(memory, clip, others - weights["denoise"])
+    activations: dict[DeviceStage, int] = {
+        "text_encode": text,
+        "denoise": denoise_bytes(memory, clip, chunks),
+        "vae_decode": decode,
+    }
     peaks = {
         stage: weights[stage] + round(activations[stage] * factors.get(stage, 1.0)) for stage in DEVICE_STAGES
     }
-    return Fit(level, rung, slices, peaks)
+    return Fit(level, rung, chunks, peaks)
+
+
+def _fewest_chunks(memory: ModelMemory, clip: ClipShape, room_bytes: int) -> int:
+    """Slices of the feed-forward (a power of two) with which a pass takes no more, or as many as pay."""
+    most, chunks = most_chunks(memory, clip), 1
+    while chunks < most and denoise_bytes(memory, clip, chunks) > room_bytes:
+        chunks *= 2
+    return chunks
 
 
 def rungs_of(clip: ClipShape) -> list[DeviceRung]:

@@ -8,7 +8,7 @@ tests/pipelines/test_memory_formula.py holds them. What a library takes inside a
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -50,7 +50,8 @@ class MemoryOptions:
     """What an operator says of a device's memory.
 
     ``offload``: the level that jobs run at, or ``auto``. ``feed_forward_chunks``: slices of the feed-forward;
-    None: as many as pay. ``limit_bytes``: most memory of the device that jobs may take; None: all of it.
+    None: those that lower a job's peak. ``limit_bytes``: most memory of the device that jobs may take; None:
+    all of it.
     """
 
     offload: OffloadChoice = "auto"
@@ -126,13 +127,13 @@ class ClipShape:
         return self.width * self.height
 
 
-def feed_forward_chunks(memory: ModelMemory, tokens: int) -> int:
-    """The fewest slices (a power of two) in which the feed-forward needs no more than attention does.
+def most_chunks(memory: ModelMemory, clip: ClipShape) -> int:
+    """Beyond so many slices (a power of two) the feed-forward needs less than attention, and no less pays.
 
     Its hidden activations, before and after the activation function, are then no larger than q, k, v and the
     output of self-attention. Short clips are not sliced.
     """
-    chunks = 1
+    tokens, chunks = _pass_tokens(memory, clip), 1
     while (
         2 * memory.feed_forward_size > 4 * memory.hidden_size * chunks
         and tokens // (2 * chunks) >= MIN_CHUNK_TOKENS
@@ -141,10 +142,13 @@ def feed_forward_chunks(memory: ModelMemory, tokens: int) -> int:
     return chunks
 
 
+def _pass_tokens(memory: ModelMemory, clip: ClipShape) -> int:
+    return prod(memory.geometry.token_grid(clip.width, clip.height, clip.num_frames)) * clip.batch
+
+
 def denoise_bytes(memory: ModelMemory, clip: ClipShape, chunks: int) -> int:
     """Activations of one pass through the transformer, in ``chunks`` slices of the feed-forward."""
-    frames, rows, columns = memory.geometry.token_grid(clip.width, clip.height, clip.num_frames)
-    tokens = frames * rows * columns * clip.batch
+    tokens = _pass_tokens(memory, clip)
     width, size = memory.hidden_size, memory.dtype_bytes
     feed_forward = 2 * memory.feed_forward_size * size / chunks + 4 * width * size
     between = (_FLOAT32_PER_CHANNEL + 4 * size) * width

@@ -109,7 +109,9 @@ class Settings(BaseSettings):
         "auto: as many as the job's memory needs.",
     )
     feed_forward_chunks: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
-        default="auto", description="Slices of tokens in which feed-forward layers run; auto: by length."
+        default="auto",
+        description="Slices of tokens in which feed-forward layers run; "
+        "auto: where the denoise would need most memory of a job's stages.",
     )
     memory_limit_bytes: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Most memory of the device that the worker may take. Default: all of it."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from configs.fit import Fit, Room, choose, least, predict, what_would_fit
 from configs.job import DecodeRung, JobFailedError, JobParameters, MemoryPlanned, MemoryReport, Stage
-from configs.memory import ClipShape, OffloadLevel, resident_bytes, text_bytes
+from configs.memory import ClipShape, OffloadLevel, most_chunks, resident_bytes, text_bytes
 from pipelines.device_memory import available_bytes, in_use_meter, limit_memory, total_bytes
 from pipelines.guidance import batches_guidance
 
@@ -71,11 +71,12 @@ class JobMemory:
         return self.report.offload != self._room().levels[-1]
 
     def lower(self, reason: str) -> None:
-        """After running out of memory, for this reason: take the next level."""
+        """After running out of memory, for this reason: take the next level, in as many slices as pay."""
         levels = self._room().levels
         level = levels[levels.index(self.report.offload) + 1]
         self._warn(f"offload {self.report.offload} ran out of memory, {level} was tried: {reason}")
-        self._take(predict(self._loaded.memory, self._clip, level, "whole", chunks=self._chunks()))
+        chunks = self._chunks() or most_chunks(self._loaded.memory, self._clip)
+        self._take(predict(self._loaded.memory, self._clip, level, "whole", chunks=chunks))
         self._emit(MemoryPlanned(self.report))
 
     @property

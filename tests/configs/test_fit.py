@@ -6,6 +6,7 @@ import pytest
 
 from configs.fit import GPU_RESERVE_BYTES, Room, choose, least, predict, rungs_of, what_would_fit
 from configs.geometry import VideoGeometry
+from configs.job import DecodeRung
 from configs.memory import (
     MIN_CHUNK_TOKENS,
     OFFLOAD_LEVELS,
@@ -13,7 +14,8 @@ from configs.memory import (
     ModelMemory,
     NetworkBytes,
     OffloadChoice,
-    feed_forward_chunks,
+    OffloadLevel,
+    most_chunks,
     resident_bytes,
     sizes_of,
 )
@@ -139,7 +141,27 @@ def test_rungs_that_repeat_another_are_left_out() -> None:
     ("tokens", "chunks"), [(1, 1), (2 * MIN_CHUNK_TOKENS - 1, 1), (2 * MIN_CHUNK_TOKENS, 2), (10**6, 4)]
 )
 def test_long_clips_are_sliced_until_attention_needs_more(tokens: int, chunks: int) -> None:
-    assert feed_forward_chunks(WAN, tokens) == chunks
+    assert most_chunks(WAN, ClipShape(16 * tokens, 16, 1)) == chunks
+
+
+@pytest.mark.parametrize("level", OFFLOAD_LEVELS)
+@pytest.mark.parametrize("rung", ["whole", "tiled", "small_tiles", "cpu"])
+@pytest.mark.parametrize("clip", [CLIP, ClipShape(1280, 720, 121), ClipShape(832, 480, 81, batch=2)])
+def test_slices_are_made_only_where_they_lower_the_peak(
+    level: OffloadLevel, rung: DecodeRung, clip: ClipShape
+) -> None:
+    found, most = predict(WAN, clip, level, rung), most_chunks(WAN, clip)
+    peaks = [predict(WAN, clip, level, rung, chunks=chunks).peak_bytes for chunks in (1, 2, 4)]
+    assert most == 4 or clip is CLIP
+    assert found.peak_bytes == min(peaks[: most.bit_length()])
+    assert (found.feed_forward_chunks == 1) == (peaks[0] == found.peak_bytes)
+
+
+def test_an_ordinary_job_is_not_sliced_and_one_without_a_decode_is() -> None:
+    assert predict(WAN, CLIP, "encoder", "whole").feed_forward_chunks == 1
+    assert predict(WAN, CLIP, "encoder", "cpu").feed_forward_chunks == 2
+    longer = ClipShape(832, 480, 161)
+    assert predict(WAN, longer, "encoder", "cpu").feed_forward_chunks == 4
 
 
 def test_blocks_are_told_by_their_names() -> None:

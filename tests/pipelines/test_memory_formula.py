@@ -14,7 +14,7 @@ from configs.memory import (
     NetworkBytes,
     decode_bytes,
     denoise_bytes,
-    feed_forward_chunks,
+    most_chunks,
 )
 from configs.model_files import memory_of_files
 from configs.model_preset import find_model
@@ -102,8 +102,7 @@ def denoise_count(model: ModelMemory, clip: ClipShape, dtype: torch.dtype, chunk
 def test_a_pass_needs_what_the_formula_says(
     model: ModelMemory, clip: ClipShape, dtype: torch.dtype, sliced: bool
 ) -> None:
-    frames, rows, columns = model.geometry.token_grid(clip.width, clip.height, clip.num_frames)
-    chunks = feed_forward_chunks(model, frames * rows * columns * clip.batch) if sliced else 1
+    chunks = most_chunks(model, clip) if sliced else 1
     counted = denoise_count(model, clip, dtype, chunks)
     assert denoise_bytes(model, clip, chunks) == pytest.approx(counted, rel=TOLERANCE)
 
