@@ -76,7 +76,7 @@ def _stopped_after(loaded: LoadedPipeline, job: JobParameters, step: int, folder
     loaded.texts.clear()
     path = folder / "checkpoint.safetensors"
     # Start, 2 text blocks twice, then for each step 2 blocks twice, its end, and the write.
-    in_next_step = 1 + 4 + step * (4 + 1 + 1) + 1
+    in_next_step = 1 + 2 + step * (4 + 1 + 1) + 1
     stopped = run_job(
         loaded, job, JobPaths(folder / "clip.mp4", checkpoint=path), is_cancelled=CancelAt(in_next_step)
     )
@@ -221,7 +221,7 @@ def test_cancel_while_a_checkpoint_is_written(
     folder.mkdir()
     paths = JobPaths(folder / "clip.mp4", checkpoint=folder / "checkpoint.safetensors")
     loaded.texts.clear()
-    in_second_write = 1 + 4 + 2 * (4 + 1 + 1)
+    in_second_write = 1 + 2 + 2 * (4 + 1 + 1)
     events: list[JobEvent] = []
     job_run = run_job(loaded, job, paths, is_cancelled=CancelAt(in_second_write))
     with pytest.raises(JobCancelledError):
