@@ -75,7 +75,7 @@ def _stopped_after(loaded: LoadedPipeline, job: JobParameters, step: int, folder
     """The checkpoint of a job that was stopped in the step after that one."""
     loaded.texts.clear()
     path = folder / "checkpoint.safetensors"
-    # Start, 2 text blocks twice, then for each step 2 blocks twice, its end, and the write.
+    # Start, 2 text blocks once for both texts, then for each step 2 blocks twice, its end, and the write.
     in_next_step = 1 + 2 + step * (4 + 1 + 1) + 1
     stopped = run_job(
         loaded, job, JobPaths(folder / "clip.mp4", checkpoint=path), is_cancelled=CancelAt(in_next_step)
