@@ -5,14 +5,12 @@ What a GPU adds (streams, pinned memory, memory that is really freed): test_offl
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 from configs.job import JobCancelledError, JobParameters, JobPaths
 from configs.memory import OFFLOAD_LEVELS, MemoryOptions, OffloadLevel
@@ -21,10 +19,10 @@ from pipelines.placement import Placement
 from pipelines.weights import Movable, Network
 from tests.pipelines.clips import decoded_frames
 from tests.pipelines.jobs import IN_SECOND_STEP, IN_TEXT, CancelAt, bytes_of_tensors, finished, hook_count
+from tests.pipelines.text_encoders import KINDS, text_encoder
 from tests.tiny_wan import tiny_preset, write_tiny_wan
 
 CPU = torch.device("cpu")
-TEXT_ENCODER = {"vocab_size": 64, "d_model": 48, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -71,14 +69,6 @@ def traced_network(count: int) -> tuple[Network, list[Traced]]:
     return network, traced
 
 
-def _umt5() -> Any:
-    return UMT5EncoderModel(UMT5Config(**TEXT_ENCODER)).eval()
-
-
-def _t5() -> Any:
-    return T5EncoderModel(T5Config(**TEXT_ENCODER)).eval()
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_at_most_three_blocks_are_there_and_the_one_that_runs_is(count: int) -> None:
     network, traced = traced_network(count)
@@ -104,9 +94,9 @@ def test_at_most_three_blocks_are_there_and_the_one_that_runs_is(count: int) -> 
     assert all(not block._forward_pre_hooks for block in network.module.blocks)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("make", [_umt5, _t5], ids=["umt5", "t5"])
-def test_a_table_of_embeddings_stays_on_the_host_while_blocks_come(make: Callable[[], Any]) -> None:
-    encoder, ids = make(), torch.arange(12).view(2, 6)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_embeddings_stays_on_the_host_while_blocks_come(kind: str) -> None:
+    encoder, ids = text_encoder(kind), torch.arange(12).view(2, 6)
     network = Network(encoder, list(encoder.encoder.block), CPU)
     expected, table = encoder(ids)[0], encoder.shared.weight.clone()
     assert list(network._rows) == [encoder.shared.weight]  # also known as embed_tokens

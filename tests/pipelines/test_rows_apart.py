@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
 from pipelines.rows_apart import rows_apart
+from tests.pipelines.text_encoders import KINDS, VOCABULARY, text_encoder
 
 TOKENS = 24
-SIZES = {"vocab_size": 64, "d_model": 48, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -20,18 +19,15 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["umt5", "t5"])
+@pytest.fixture(params=KINDS)
 def encoder(request: pytest.FixtureRequest) -> Any:
     """Random weights."""
-    torch.manual_seed(0)
-    if request.param == "umt5":
-        return UMT5EncoderModel(UMT5Config(**SIZES)).eval()
-    return T5EncoderModel(T5Config(**SIZES)).eval()
+    return text_encoder(request.param)
 
 
 def texts(*lengths: int) -> tuple[Tensor, Tensor]:
     """Token ids and mask [texts, TOKENS]."""
-    ids = torch.randint(1, 64, (len(lengths), TOKENS), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(1, VOCABULARY, (len(lengths), TOKENS), generator=torch.Generator().manual_seed(1))
     mask = (torch.arange(TOKENS) < torch.tensor(lengths)[:, None]).long()
     return ids * mask, mask
 
